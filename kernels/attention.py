@@ -479,13 +479,13 @@ class _Consumer:
     def scored(self, in_flight):
         """Emit the wait for the scores, beside which other products may be unfinished; their keys' stage is empty."""
         retire(self.scores, in_flight)
-        release(self.shared.empty, self.keys_at, self.here.lane, 1)
+        release(self.shared.empty, self.keys_at, self.here)
 
     @T.inline
     def summed(self):
         """Emit the wait for the sums; their values' stage is empty."""
         retire(self.sums, 0)
-        release(self.shared.empty, self.values_at, self.here.lane, 1)
+        release(self.shared.empty, self.values_at, self.here)
 
     @T.inline
     def round(self, are_sums):
@@ -495,7 +495,7 @@ class _Consumer:
         """
         retire(self.sums, 0)
         if are_sums:
-            release(self.shared.empty, self.values_at, self.here.lane, 1)
+            release(self.shared.empty, self.values_at, self.here)
         self.softmax.scale_down(self.sums)
         epilogue.pack(self.scores, self.weights, self.problem.dtype)
 

@@ -66,11 +66,12 @@ class Panels(isa.Panels):
         barrier: Expr,
         share: Expr = 0,
         blocks: int = 1,
+        to: tma.Multicast | None = None,
     ) -> None:
         """Emit one thread's TMA loads of the tile to byte ``offset`` of shared memory, whose bytes a barrier counts.
 
         With more ``blocks``: of this block's ``share``, by multicast, each to all blocks of the cluster, whose barriers
-        all count.
+        all count. Or of the whole tile ``to`` some of them.
         """
         by_rows, rows = self.shares_rows(blocks), self.box_rows(blocks)
         for box in range(self.count if by_rows else self.count // blocks):
@@ -78,7 +79,7 @@ class Panels(isa.Panels):
             first_row = share * rows if by_rows else 0
             column, row = self.coordinates(panel, first, step)
             place = into.ptr_to([offset + panel * self.panel_bytes + first_row * ROW_BYTES])
-            tma.load(tensor_map, column, row + first_row, place, barrier, blocks)
+            tma.load(tensor_map, column, row + first_row, place, barrier, to or blocks)
 
     def descriptor(self, address: Expr) -> Expr:
         """The descriptor of the operand at an address in shared memory, as an expression of 64 bits.

@@ -106,5 +106,5 @@ def add_residual(residual: Residual, packed: Buffer, consumer: Consumer, marks: 
         marks.wait("full", consumer.shared.full, consumer.read, k_tiles + turn, "consumer")
         residual.add(packed, consumer, turn)
         T.evaluate(T.cuda.warp_sync())
-        release(consumer.shared.empty, consumer.read.stage, consumer.here.lane, consumer.here.cluster)
+        release(consumer.shared.empty, consumer.read.stage, consumer.here)
         consumer.read.advance()

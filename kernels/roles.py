@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tvm import tirx
 from tvm.ir import Expr
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
@@ -9,6 +10,7 @@ from tvm.tirx import Var
 
 from tensorir_ladder.kernels.ring import Barriers, RingState
 from tensorir_ladder.kernels.tiles import PRODUCER_REGISTERS, RESULT_BOXES, RoleTile
+from tensorir_ladder.kernels.tma import Multicast
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
 from tensorir_ladder.schedules.isa import ROW_BYTES, WARPGROUP, WGMMA_ROWS
 
@@ -37,12 +39,12 @@ def take_registers(tile: RoleTile) -> None:
 
 
 @T.inline
-def release(empty: Barriers, stage: Expr, lane: Expr, blocks: int):
+def release(empty: Barriers, stage: Expr, here: RoleBlock):
     """Emit a consumer warp's word that it has read a stage: one arrival in each of the blocks that fill it."""
-    if blocks > 1:
-        if lane < blocks:
-            empty.arrive_at(stage, lane)
-    elif lane == 0:
+    if here.cluster > 1:
+        if here.is_filled_by(here.lane):
+            empty.arrive_at(stage, here.lane)
+    elif here.lane == 0:
         empty.arrive(stage)
 
 
@@ -67,9 +69,12 @@ def end_together(blocks: int):
 
 @T.meta_class
 class RoleBlock:
-    """A thread's place: its block, in clusters of ``cluster``, and its place among 1 + ``consumers`` warpgroups."""
+    """A thread's place: its block, in clusters of ``cluster``, and its place among 1 + ``consumers`` warpgroups.
 
-    def __init__(self, blocks: int, consumers: int, cluster: int = 1) -> None:
+    Of a cluster's blocks ``across`` are beside each other, whose tiles have the same rows, and the others below these.
+    """
+
+    def __init__(self, blocks: int, consumers: int, cluster: int = 1, across: int = 1) -> None:
         self.number = _named("block", T.cta_id([blocks]))
         self.member = _named("member", T.cta_id_in_cluster([cluster])) if cluster > 1 else 0
         self.warpgroup = _named("warpgroup", T.warpgroup_id([1 + consumers]))
@@ -77,6 +82,39 @@ class RoleBlock:
         self.lane = _named("lane", T.lane_id([32]))
         self.thread = _named("thread", T.thread_id([(1 + consumers) * WARPGROUP]))
         self.cluster, self.consumers = cluster, consumers
+        self.down, self.across = cluster // across, across
+
+    @property
+    def below(self) -> Expr:
+        """The block's place among those of its cluster that are below each other."""
+        return 0 if self.down == 1 else self.member if self.across == 1 else self.member // self.across
+
+    @property
+    def beside(self) -> Expr:
+        """The block's place among those of its cluster that are beside each other."""
+        return 0 if self.across == 1 else self.member if self.down == 1 else self.member % self.across
+
+    @property
+    def of_its_rows(self) -> Multicast:
+        """The cluster's blocks beside this one, itself among them: what they read of A is the same."""
+        return Multicast(self.across, self.below * self.across)
+
+    @property
+    def of_its_columns(self) -> Multicast:
+        """The cluster's blocks above and below this one, itself among them: what they read of B is the same."""
+        return Multicast(self.down, self.beside, self.across)
+
+    @property
+    def fillers(self) -> int:
+        """The number of blocks that fill this one's stages, which are those whose stages it fills."""
+        return self.down + self.across - 1
+
+    def is_filled_by(self, member: Expr) -> Expr:
+        """Tell whether a number is that of a block that fills this one's stages."""
+        if min(self.down, self.across) == 1:
+            return member < self.cluster
+        alike = tirx.any(member // self.across == self.below, member % self.across == self.beside)
+        return tirx.all(member < self.cluster, alike)
 
 
 @T.meta_class
@@ -108,7 +146,7 @@ class SharedRing:
         """Emit the barriers' initialization, and what must lie before their use."""
         if here.thread == 0:
             self.full.initialize(1)
-            self.empty.initialize(here.consumers * WARPS * here.cluster)
+            self.empty.initialize(here.consumers * WARPS * here.fillers)
         begin_together(here.cluster)
 
 
@@ -156,4 +194,4 @@ class Consumer:
     def say_empty(self, marks, k_tile):
         """Emit the word that the last stage is read, to each block that fills it."""
         marks.mark("mma retired", k_tile)
-        release(self.shared.empty, self.last, self.here.lane, self.here.cluster)
+        release(self.shared.empty, self.last, self.here)

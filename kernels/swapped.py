@@ -15,7 +15,15 @@ from tensorir_ladder.kernels.cluster_sums import ClusterSums
 from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue, without
 from tensorir_ladder.kernels.raster import grouped
 from tensorir_ladder.kernels.ring import RingState, check_stages
-from tensorir_ladder.kernels.roles import FEWEST_STAGES, MOST_STAGES, OVERLAPS, Consumer, RoleBlock, SharedRing
+from tensorir_ladder.kernels.roles import (
+    FEWEST_STAGES,
+    MOST_STAGES,
+    OVERLAPS,
+    Consumer,
+    RoleBlock,
+    SharedRing,
+    end_together,
+)
 from tensorir_ladder.kernels.short_stack import on_a_short_stack
 from tensorir_ladder.kernels.stamps import Log, Stamps
 from tensorir_ladder.kernels.tiles import MOST_PARTS, MOST_RESIDENT, SwappedTile, most_stages
@@ -30,6 +38,7 @@ from tensorir_ladder.schedules.workloads import Matmul
 
 EIGHT = 8  # rows of A that one of stmatrix's squares has
 MOST_ROWS = 128  # of a tile that is worth a look
+MOST_SHARED_STAGES = 16  # of blocks that share loads: what is late for one of them is late for all
 # Of the cost, fitted: a stage's turn through both barriers and what its k steps add; from the end of a wave of blocks
 # to the next one's first k tile; how much of a wave the last lacks; of multiprocessors, those that clusters can have.
 TURN_CYCLES, TURN_CYCLES_PER_STEP, BEGINNING_CYCLES = 160, 1.3, 5700
@@ -57,7 +66,14 @@ def swapped(
         here                  64 rows of the instruction: columns of B                      columns: 16 rows of A
 
     Roles, stages and waits are those of :func:`kernels.warp_specialized.warp_specialized`; sums are transposed on their
-    way to shared memory (``stmatrix.trans``). Where a tile has ``parts``, each block of the cluster multiplies as many
+    way to shared memory (``stmatrix.trans``).
+
+    Where a tile has a ``cluster``, its blocks are output tiles beside and below each other. What they have in common
+    they load in turn, a k tile each, for all that read it: rows of A for the blocks beside, columns of B for those
+    below. That spares the L2 cache reads, and rows that lie across its lines cost a load for all instead of one each.
+    Blocks beyond the output only load.
+
+    Where a tile has ``parts``, each block of the cluster multiplies as many
     k tiles, give or take one; the first adds the others' sums to its own, in the order of the parts, so that results
     are the same to the last bit each time. Blocks are small: a multiprocessor holds several
     (:meth:`kernels.tiles.SwappedTile.resident`), whose loads are on their way together.
@@ -77,11 +93,12 @@ def swapped(
         raise IllegalWorkload(
             "an output of more columns than the product", value=columns, limit=problem.n, remedy="give it fewer"
         )
-    check_stages(stages, FEWEST_STAGES, MOST_STAGES)
     tile.check_sound()
+    check_stages(stages, FEWEST_STAGES, MOST_STAGES if tile.cluster == (1, 1) else MOST_SHARED_STAGES)
     product = WarpgroupProduct.swapped(problem, tile)
-    turned, parts = tile.turned, tile.parts
+    turned, parts, (down, across) = tile.turned, tile.parts, tile.cluster
     tile_rows, tile_columns, k_tiles = tile.counts(problem)
+    cluster_rows, cluster_columns = -(-tile_rows // down), -(-tile_columns // across)
     if parts > k_tiles:
         raise IllegalTile(
             "more parts than the reduction has k tiles", value=parts, limit=k_tiles, remedy="choose fewer parts"
@@ -101,7 +118,8 @@ def swapped(
         log.bind()
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": resident})
-        here = RoleBlock(tile_rows * tile_columns * parts, tile.consumers)
+        shared_by = T.meta_var(down * across)
+        here = RoleBlock(cluster_rows * cluster_columns * shared_by * parts, tile.consumers, shared_by, across)
         cluster = ClusterSums(parts, product.registers)
         pool = T.SMEMPool()
         shared = SharedRing(pool, stages, product.stage_bytes, tile.consumers, bounded, tile.result_bytes)
@@ -110,9 +128,10 @@ def swapped(
         if overlapped:
             T.ptx.griddepcontrol.wait()
             T.ptx.griddepcontrol.launch_dependents()
-        place = T.meta_var(grouped(here.number // parts, tile_rows, tile_columns, group))
-        row: T.let = place[0] * tile.block_m
-        column: T.let = place[1] * tile.block_n
+        number = T.meta_var(here.number // (parts * shared_by))
+        place = T.meta_var(grouped(number, cluster_rows, cluster_columns, max(1, group // down)))
+        row: T.let = (place[0] * down + here.below) * tile.block_m
+        column: T.let = (place[1] * across + here.beside) * tile.block_n
         first: T.let = cluster.part * k_tiles // parts
         count: T.let = (cluster.part + 1) * k_tiles // parts - first
         if here.warpgroup == 0:  # the producer
@@ -122,7 +141,10 @@ def swapped(
                 for k_tile in T.serial(count):
                     loads.wait("empty", shared.empty, fill, k_tile, "producer")
                     corner = T.meta_var((column, row, (first + k_tile) * tile.block_k))
-                    product.load(maps, corner, shared.ring, fill.stage, shared.full)  # returns at once
+                    if shared_by == 1:
+                        product.load(maps, corner, shared.ring, fill.stage, shared.full)  # returns at once
+                    else:
+                        _load_in_turn(product, maps, corner, shared, fill.stage, k_tile, here)
                     loads.mark("load issued", k_tile)
                     fill.advance()
             cluster.meet()
@@ -157,6 +179,7 @@ def swapped(
                     _store_elements(mine.sums, product, matrices.c, *corner, here.warp, here.lane)
                 marks.mark("results stored", together=True)
             cluster.meet()
+        end_together(here.cluster)  # the cluster's other blocks may still write here
         log.clocks("end", here.number, here.thread == 0, together=True)
 
     made = main if finish.bias else without(main, "bias_ptr")
@@ -238,6 +261,22 @@ def _places(machine: Machine, parts: int) -> int:
     """
     share = 1.0 if parts <= 2 else CLUSTERED
     return int(share * machine.multiprocessors / parts) * parts
+
+
+@T.inline
+def _load_in_turn(product, maps, corner, shared, stage, k_tile, here):
+    """Emit one thread's loads of a k tile that it is this block's turn to load, for all blocks that read the same.
+
+    Its own stage is full with the bytes of both operands, whoever loads them. The instruction's rows are B's columns.
+    """
+    column, row, step = T.meta_var(corner)
+    first = T.meta_var(stage * product.stage_bytes)
+    shared.full.expect(stage, product.stage_bytes)
+    if k_tile % here.down == here.below:
+        product.a.load(maps.a_map, column, step, shared.ring, first, shared.full.at(stage), to=here.of_its_columns)
+    if k_tile % here.across == here.beside:
+        place = T.meta_var(first + product.a.bytes)
+        product.b.load(maps.b_map, row, step, shared.ring, place, shared.full.at(stage), to=here.of_its_rows)
 
 
 def _box_bytes(product: WarpgroupProduct) -> int:

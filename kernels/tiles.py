@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -27,6 +28,7 @@ MOST_CONSUMERS = 3
 INSTRUCTION_REGISTERS = 26  # beside an instruction's sums, for which ptxas takes no more than threads are launched with
 MOST_PARTS = 8  # blocks of a cluster that every GPU with clusters can hold
 ADDED_AT_ONCE = 32  # floats of other parts' sums that a thread has on their way
+ALONE = "/1x1"  # a tile's last field where its blocks share no loads
 MOST_RESIDENT = 4  # blocks of a swapped product's kernel that a multiprocessor is asked to hold at once
 
 
@@ -208,12 +210,23 @@ class SwappedTile(RoleTile):
     Written ``16x128x64/1x2/4``: 16 rows and 128 columns of the output to a block, 64 columns to each of two warpgroups,
     and the reduction in 4 ``parts``, each a block of a cluster. B's columns are the instruction's 64 rows, and A's rows
     its columns, which come by the eight.
+
+    With a fourth field, ``72x64x64/1x1/1/2x4``, a ``cluster`` is two blocks down and four across: those beside each
+    other load the same rows of A, those below each other the same columns of B, once for all of them (TMA multicast).
     """
 
     parts: int = 1
+    cluster: tuple[int, int] = (1, 1)
 
-    FORM: ClassVar[str] = "MxNxK/WGMxWGN/P"
-    EXAMPLE: ClassVar[str] = "16x128x64/1x2/4"
+    FORM: ClassVar[str] = "MxNxK/WGMxWGN/P/DOWNxACROSS"
+    EXAMPLE: ClassVar[str] = "16x128x64/1x2/4, or 72x64x64/1x1/1/2x4"
+
+    @classmethod
+    def _match(cls, text: str) -> re.Match[str] | None:
+        return super()._match(text) or super()._match(text.strip() + ALONE)
+
+    def __str__(self) -> str:
+        return super().__str__().removesuffix(ALONE)
 
     @property
     def swapped(self) -> bool:
@@ -254,8 +267,12 @@ class SwappedTile(RoleTile):
             found += [f"with operands exchanged, {clause}" for clause in clauses]
         if self.consumers > MOST_CONSUMERS:
             found.append(f"{self.consumers} consumer warpgroups, limit {MOST_CONSUMERS}")
-        if self.parts > MOST_PARTS:
-            found.append(f"{self.parts} parts, limit {MOST_PARTS} blocks of a cluster")
+        down, across = self.cluster
+        if (blocks := self.parts * down * across) > MOST_PARTS:
+            said = f"{self.parts} parts" if down * across == 1 else f"{blocks} blocks that share their loads"
+            found.append(f"{said}, limit {MOST_PARTS} blocks of a cluster")
+        if self.parts > 1 and down * across > 1:
+            found.append(f"{self.parts} parts in a cluster whose blocks share their loads, limit 1")
         return found
 
     @property
@@ -295,7 +312,12 @@ def _resident(smem_bytes: Any, threads: Any, registers: Any) -> Any:
 
 
 def swapped_room(
-    rows: np.ndarray, columns: np.ndarray, steps: np.ndarray, groups: np.ndarray, parts: np.ndarray, most: int
+    rows: np.ndarray,
+    columns: np.ndarray,
+    steps: np.ndarray,
+    groups: np.ndarray,
+    parts: np.ndarray,
+    most: int | np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return stages, up to ``most``, and blocks that a multiprocessor holds, of many tiles of 16-bit operands.
 

@@ -105,6 +105,20 @@ class Maps(NamedTuple):
     c_map: OneOf
 
 
+class Multicast(NamedTuple):
+    """Blocks of a cluster that one load arrives in: from the ``first``, each ``apart`` from the next."""
+
+    blocks: int
+    first: Expr = 0
+    apart: int = 1
+
+    @property
+    def mask(self) -> Expr:
+        """A bit for each of them."""
+        bits = sum(1 << block * self.apart for block in range(self.blocks))
+        return T.uint16(bits) if isinstance(self.first, int) else T.Cast("uint16", T.shift_left(bits, self.first))
+
+
 @T.meta_class
 class Matrices:
     """A kernel's operands and output, and their tensor maps; emit it before ``T.device_entry()``.
@@ -154,16 +168,19 @@ def _place(tensor_map: Var | OneOf, column: Expr, row: Expr) -> tuple[Expr, tupl
     return T.address_of(tensor_map), (column, row)
 
 
-def load(tensor_map: Var | OneOf, column: Expr, row: Expr, into: Expr, barrier: Expr, blocks: int = 1) -> None:
+def load(
+    tensor_map: Var | OneOf, column: Expr, row: Expr, into: Expr, barrier: Expr, blocks: int | Multicast = 1
+) -> None:
     """Emit the copy of the box at (row, column) to shared memory at ``into``, a multiple of 1024 bytes.
 
     One thread's instruction, which returns at once; the box's bytes, zeros included, count down the mbarrier's
-    expected bytes as they arrive. With more ``blocks`` it arrives in all of the cluster, at the same place of each.
+    expected bytes as they arrive. With more ``blocks`` it arrives in all of the cluster, or in those of a
+    :class:`Multicast`, at the same place of each.
     """
     address, place = _place(tensor_map, column, row)
-    if blocks > 1:
-        everyone = T.uint16((1 << blocks) - 1)
-        T.evaluate(T.ptx[MULTICAST.format(len(place))](into, address, *place, barrier, everyone))
+    given = blocks if isinstance(blocks, Multicast) else Multicast(blocks)
+    if given.blocks > 1:
+        T.evaluate(T.ptx[MULTICAST.format(len(place))](into, address, *place, barrier, given.mask))
     else:
         T.evaluate(T.ptx[LOAD.format(len(place))](into, address, *place, barrier))
 

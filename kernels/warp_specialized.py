@@ -156,7 +156,7 @@ def warp_specialized(
                 mine.retire_former(marks, k_tile, k_tile > 0)  # the stage of the k tile before is empty
             retire(mine.sums, 0)
             if finish.residual:
-                release(shared.empty, mine.last, here.lane, here.cluster)  # a turn of the residual may want the stage
+                release(shared.empty, mine.last, here)  # a turn of the residual may want the stage
             marks.mark("mma retired", k_tiles - 1)
             marks.mark("epilogue begins")
             finish.apply(bias, mine.sums, product, column + mine.column, here.lane)

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from tensorir_ladder.kernels.roles import FEWEST_STAGES, MOST_STAGES
+from tensorir_ladder.kernels.swapped import MOST_SHARED_STAGES
 from tensorir_ladder.kernels.tiles import MOST_PARTS, SwappedTile, swapped_room
 from tensorir_ladder.schedules.isa import PANEL, WGMMA_ROWS
 from tensorir_ladder.schedules.workloads import Matmul
@@ -23,12 +24,13 @@ EIGHT, MOST_ROWS = 8, 256  # rows of a tile come by the eight
 GROUPS, DEPTHS = (1, 2, 3), (64, 128, 256)  # warpgroups, of 64 columns each; of k tiles
 DEEP_ROWS = 72  # of a tile whose k tiles may be deeper than a panel
 SHORTEST_PART = 256  # of the reduction
+CLUSTERS = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1), (2, 4), (4, 2))  # blocks that share loads: down, across
 MOST_RESULTS = 12e6  # of a product that is worth a look: others have more tiles than a few waves
 # Clusters lie within groups of multiprocessors. Of 132, this is what clusters of 3 to 8 blocks found room in at once.
 GROUP, GROUP_OF, SHORT_GROUP = 16, 18, 8
 ITEMSIZE = 2
 KIND = "exchanged "  # and the tile: how files name the kernel; its stages follow from the product
-NAME = re.compile(KIND + r"(\d{1,3})x(\d{1,3})x(\d{1,3})/1x(\d)/(\d)")
+NAME = re.compile(KIND + r"(\d{1,3})x(\d{1,3})x(\d{1,3})/1x(\d)/(\d)(?:/(\d)x(\d))?")
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 
@@ -36,18 +38,21 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 class ExchangedRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Constants of :func:`exchanged_choice`, as those of :class:`.kernel_cost.KernelRates`.
 
+    ``sharing`` more for clusters that share loads, and ``arriving_bytes`` of a multiprocessor, which they do not spare;
     ``join`` where the reduction has parts, ``part`` more for each 64 × 64 sums of each part but the first; ``refill``
     of each further round of blocks; ``idle``, the power of the share of busy multiprocessors by which memory is slower,
     ``uneven``, that of the blocks they have beside the most that one has; ``results`` that a multiprocessor stores.
     """
 
     launch: Positive
+    sharing: Positive
     join: Positive
     part: Positive
     multiply_adds: Positive
     unhidden: Positive
     load_bytes: Positive
     all_load_bytes: Positive
+    arriving_bytes: Positive
     straddling: Positive
     latency: Positive
     refill: Positive
@@ -66,23 +71,29 @@ class _Tiles:
 
     def __init__(self) -> None:
         axes = np.arange(EIGHT, MOST_ROWS + 1, EIGHT), np.array(GROUPS), np.array(DEPTHS), np.arange(1, MOST_PARTS + 1)
-        rows, groups, depth, parts = (axis.ravel() for axis in np.meshgrid(*axes, indexing="ij"))
-        stages, held = swapped_room(rows, groups * WGMMA_ROWS, depth, groups, parts, MOST_STAGES)
+        kinds = np.meshgrid(*axes, np.arange(len(CLUSTERS)), indexing="ij")
+        rows, groups, depth, parts, cluster = (axis.ravel() for axis in kinds)
+        offered = (cluster == 0) | ((parts == 1) & (depth == PANEL))
+        rows, groups, depth, parts, cluster = (axis[offered] for axis in (rows, groups, depth, parts, cluster))
+        most = np.where(cluster == 0, MOST_STAGES, MOST_SHARED_STAGES)
+        stages, held = swapped_room(rows, groups * WGMMA_ROWS, depth, groups, parts, most)
         together = stages[1] > FEWEST_STAGES
         stages[1], held[1] = np.where(together, stages[1], stages[0]), np.where(together, held[1], held[0])
         able = (stages[0] > FEWEST_STAGES) & (held[0] > 0) & ((depth == PANEL) | (rows <= DEEP_ROWS))
         self.rows, self.groups, self.depth, self.parts = (each[able] for each in (rows, groups, depth, parts))
+        self.down, self.across = np.array(CLUSTERS)[cluster[able]].T
+        self.cluster = self.parts * self.down * self.across
         self.stages, self.held = stages[:, able], held[:, able]
         self.columns = self.groups * WGMMA_ROWS
         # An instruction reads its 64 rows of shared memory whatever its width: narrow ones are slower than their work.
         self.work = self.columns * self.depth * np.maximum(self.rows, (self.rows + WGMMA_ROWS) / 2)
         self.shortest = self.depth * self.parts * np.maximum(2, SHORTEST_PART // self.depth)
-        self.split = self.parts > 1
+        self.split, self.shared = self.parts > 1, self.down * self.across > 1
 
     @functools.cached_property
     def places(self) -> dict[tuple[int, ...], int]:
-        """The place of each tile, by its rows, columns, depth and parts."""
-        sizes = (self.rows, self.columns, self.depth, self.parts)
+        """The place of each tile, by its rows, columns, depth, parts, and cluster."""
+        sizes = (self.rows, self.columns, self.depth, self.parts, self.down, self.across)
         return {key: place for place, key in enumerate(zip(*(each.tolist() for each in sizes)))}
 
     def place(self, name: str) -> int | None:
@@ -95,8 +106,8 @@ class _Tiles:
         match = NAME.fullmatch(name)
         if match is None:
             raise ValueError(f"{name!r} names no tile {SwappedTile.FORM}")
-        rows, columns, depth, groups, parts = map(int, match.groups())
-        return self.places.get((rows, columns, depth, parts)) if columns == groups * WGMMA_ROWS else None
+        rows, columns, depth, groups, *others = map(int, match.groups(default="1"))
+        return self.places.get((rows, columns, depth, *others)) if columns == groups * WGMMA_ROWS else None
 
     def at(self, places: np.ndarray) -> _Tiles:
         """Return the tiles of some places, in their order, to be priced."""
@@ -108,10 +119,14 @@ class _Tiles:
 
     def tile(self, place: int) -> SwappedTile:
         """Make the tile of a place."""
-        rows, columns, depth, groups, parts = (
-            int(each[place]) for each in (self.rows, self.columns, self.depth, self.groups, self.parts)
-        )
-        return SwappedTile((rows, columns, depth), (1, groups), parts)
+        sizes = (self.rows, self.columns, self.depth, self.groups, self.parts, self.down, self.across)
+        rows, columns, depth, groups, parts, down, across = (int(each[place]) for each in sizes)
+        return SwappedTile((rows, columns, depth), (1, groups), parts, (down, across))
+
+    def blocks(self, m: Any, n: Any) -> np.ndarray:
+        """Count the blocks of a product, those with it that its clusters have beyond its tiles."""
+        clusters = -(-m // (self.rows * self.down)) * -(-n // (self.columns * self.across))
+        return clusters * self.cluster
 
 
 all_tiles = functools.cache(_Tiles)
@@ -133,12 +148,14 @@ def exchanged_microseconds(
     r, t = rates, tiles
     a_factor = 1 + (r.straddling - 1) * (k % PANEL != 0)
     b_factor = np.where(nt, a_factor, 1 + (r.straddling - 1) * (n % PANEL != 0))
-    blocks = -(-m // t.rows) * -(-n // t.columns) * t.parts
+    blocks = t.blocks(m, n)
     on_each, busy = _spread(t, blocks, multiprocessors)
     stages, held = (np.where(on_each > 1, each[1], each[0]) for each in (t.stages, t.held))
     rounds = -(-on_each // held)
-    loading = (t.rows * a_factor + t.columns * b_factor) * t.depth * ITEMSIZE
-    loading = loading * np.maximum(1 / r.load_bytes, busy / r.all_load_bytes)
+    # What blocks of a cluster share arrives in each of them, and is asked for by one of them at a time.
+    asked = (t.rows * a_factor / t.across + t.columns * b_factor / t.down) * t.depth * ITEMSIZE
+    arriving = (t.rows + t.columns) * t.depth * ITEMSIZE
+    loading = np.maximum(asked * np.maximum(1 / r.load_bytes, busy / r.all_load_bytes), arriving / r.arriving_bytes)
     multiplying = t.work / r.multiply_adds
     k_tile = on_each * (np.maximum(multiplying, loading) + r.unhidden * np.minimum(multiplying, loading))
     loop = -(-k // (t.depth * t.parts)) * np.maximum(k_tile, rounds * r.latency / (stages - 1))
@@ -146,7 +163,7 @@ def exchanged_microseconds(
     reading = ((m + n) * k + m * n) * (ITEMSIZE / r.memory_bytes) * slower
     joining = r.join * t.split + (t.parts - 1) * t.rows * t.groups * (r.part / WGMMA_ROWS)
     storing = on_each * np.minimum(t.rows, m) * np.minimum(t.columns, n) / r.results
-    around = r.launch + joining + storing + (rounds - 1) * r.refill
+    around = r.launch + r.sharing * t.shared + joining + storing + (rounds - 1) * r.refill
     us = np.maximum(loop, reading) + r.memory_unhidden * np.minimum(loop, reading) + around
     return np.where((k >= t.shortest) | ~t.split, us, np.inf)
 
@@ -154,15 +171,14 @@ def exchanged_microseconds(
 def exchanged_stages(problem: Matmul, place: int, multiprocessors: int) -> int:
     """Return the stages of a product's tile: fewer where a multiprocessor has several blocks."""
     tile = all_tiles().at(np.array([place]))
-    blocks = -(-problem.m // tile.rows) * -(-problem.n // tile.columns) * tile.parts
-    on_each, _ = _spread(tile, blocks, multiprocessors)
+    on_each, _ = _spread(tile, tile.blocks(problem.m, problem.n), multiprocessors)
     return int(tile.stages[int(on_each[0] > 1), 0])
 
 
 def _spread(tiles: _Tiles, blocks: np.ndarray, multiprocessors: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the blocks of a multiprocessor, and the multiprocessors that have one."""
-    clusters = multiprocessors // GROUP_OF * (GROUP // tiles.parts) + SHORT_GROUP // tiles.parts
-    places = np.where(tiles.parts > 2, clusters * tiles.parts, multiprocessors)
+    clusters = multiprocessors // GROUP_OF * (GROUP // tiles.cluster) + SHORT_GROUP // tiles.cluster
+    places = np.where(tiles.cluster > 2, clusters * tiles.cluster, multiprocessors)
     return -(-blocks // places), np.minimum(blocks, places)
 
 
