@@ -18,7 +18,7 @@ from tensorir_ladder.kernels.codegen.launch_plan import Rows
 from tensorir_ladder.kernels.codegen.toolchain import Compiler
 from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.torch_ops.choice import EXCHANGED, Choice, Setting, choices
+from tensorir_ladder.torch_ops.choice import Choice, Setting, choices, of_one_tile
 from tensorir_ladder.torch_ops.driver import cuda_driver
 from tensorir_ladder.torch_ops.exchanged import MOST_RESULTS, all_tiles, exchanged_stages, named
 from tensorir_ladder.torch_ops.few_rows import Streamed, streams
@@ -29,7 +29,7 @@ from tensorir_ladder.torch_ops.launcher import Launcher, load_kernel
 GROUPS = ("llm", "random8", "decode")  # whose products TMA reads as they lie
 SQUARES = (256, 512, 1024, 2048, 4096, 8192)
 LIKELIEST, OF_EACH_KIND, WORTHWHILE = 9, 2, 2.0  # kernels of a shape; the slowest, beside the likeliest
-EXCHANGED_TILES, OF_EACH_SIZE = 8, 2  # and tiles of exchanged operands, so many of them of the same rows and columns
+ONE_TILE, OF_EACH_SIZE, OF_EACH_CLUSTER = 10, 2, 3  # tiles of one block: of the same rows and columns, or cluster
 PLAN = Plan(rounds=9, warmup_ms=25.0, sample_ms=1.0, round_budget_ms=250.0)
 DIGITS = 4  # of microseconds that are kept
 
@@ -55,17 +55,18 @@ class Candidate:
         if place is None:
             return next(each for each in (*choices(), Streamed()) if str(each) == self.name)
         stages = exchanged_stages(self.problem, place, self.multiprocessors)
-        return Choice(EXCHANGED, all_tiles().tile(place), stages)
+        return of_one_tile(all_tiles().tile(place), stages)
 
     def __str__(self) -> str:
         return f"{self.problem.shape} {self.problem.layout}: {self.name}"
 
 
-def draw_products(seed: int, count: int) -> list[Matmul]:
-    """Draw ``count`` products of each of GROUPS by a seed, one of each in turn, and squares before them."""
-    drawn = [draw_shapes(name, seed, count, "float16") for name in GROUPS]
+def draw_products(seed: int, count: int, groups: Sequence[str] = GROUPS) -> list[Matmul]:
+    """Draw ``count`` products of each group by a seed, one of each in turn; before those of all GROUPS, squares."""
+    drawn = [draw_shapes(name, seed, count, "float16") for name in groups]
     mixed = [one.problem for of_each in zip(*drawn) for one in of_each]
-    return list(dict.fromkeys([*(Matmul(size, size, size, "float16") for size in SQUARES), *mixed]))
+    squares = SQUARES if set(groups) == set(GROUPS) else ()
+    return list(dict.fromkeys([*(Matmul(size, size, size, "float16") for size in squares), *mixed]))
 
 
 def candidates(problem: Matmul, costs: Costs, machine: Machine) -> list[Candidate]:
@@ -81,21 +82,25 @@ def candidates(problem: Matmul, costs: Costs, machine: Machine) -> list[Candidat
         near = us < WORTHWHILE * able[0][1] and kinds[kind] <= OF_EACH_KIND
         if number < LIKELIEST or near or isinstance(each, Streamed):
             taken.append(Candidate(problem, str(each), machine.name, machine.multiprocessors))
-    names = _likeliest_exchanged(problem, costs, WORTHWHILE * able[0][1])
+    names = _likeliest_of_one_tile(problem, costs, WORTHWHILE * able[0][1])
     return taken + [Candidate(problem, name, machine.name, machine.multiprocessors) for name in names]
 
 
-def _likeliest_exchanged(problem: Matmul, costs: Costs, longest_us: float) -> list[str]:
+def _likeliest_of_one_tile(problem: Matmul, costs: Costs, longest_us: float) -> list[str]:
     if problem.m * problem.n > MOST_RESULTS:
         return []
     times, tiles = costs.exchanged_times(problem), all_tiles()
-    sizes: dict[tuple[int, int], int] = {}
+    seen: dict[Any, int] = {}
     names = []
     for place in times.argsort()[: int((times < longest_us).sum())].tolist():
-        size = int(tiles.rows[place]), int(tiles.columns[place])
-        sizes[size] = sizes.get(size, 0) + 1
-        if sizes[size] <= OF_EACH_SIZE and len(names) < EXCHANGED_TILES:
-            names.append(named(tiles.tile(place)))
+        tile = tiles.tile(place)
+        cluster = tile.swapped, tile.cluster, int(tiles.parts[place]) > 1
+        if seen.get(tile.block[:2], 0) < OF_EACH_SIZE and seen.get(cluster, 0) < OF_EACH_CLUSTER:
+            for kind in (tile.block[:2], cluster):
+                seen[kind] = seen.get(kind, 0) + 1
+            names.append(named(tile))
+        if len(names) == ONE_TILE:
+            break
     return names
 
 

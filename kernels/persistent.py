@@ -90,6 +90,7 @@ def persistent(
         IllegalWorkload for clusters with a residual or any number of rows.
     """
     tile.check_not_swapped()
+    tile.check_alone()
     tile.check_late_results()
     epilogue.check_taken(problem)
     check_stages(stages, FEWEST_STAGES, MOST_STAGES)

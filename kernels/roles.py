@@ -16,6 +16,7 @@ from tensorir_ladder.schedules.isa import ROW_BYTES, WARPGROUP, WGMMA_ROWS
 
 WARPS = 4  # of a warpgroup
 FEWEST_STAGES, MOST_STAGES = 2, 8  # a consumer keeps one k tile's wgmma in flight
+MOST_SHARED_STAGES = 16  # of blocks that share loads: what is late for one of them is late for all
 OVERLAPS = "overlaps_launches"  # a function's attribute: its kernel waits by itself for the one before it
 
 
@@ -97,12 +98,12 @@ class RoleBlock:
     @property
     def of_its_rows(self) -> Multicast:
         """The cluster's blocks beside this one, itself among them: what they read of A is the same."""
-        return Multicast(self.across, self.below * self.across)
+        return Multicast(self.across, self.below * self.across, 1, self.beside)
 
     @property
     def of_its_columns(self) -> Multicast:
         """The cluster's blocks above and below this one, itself among them: what they read of B is the same."""
-        return Multicast(self.down, self.beside, self.across)
+        return Multicast(self.down, self.beside, self.across, self.below)
 
     @property
     def fillers(self) -> int:
@@ -148,6 +149,22 @@ class SharedRing:
             self.full.initialize(1)
             self.empty.initialize(here.consumers * WARPS * here.fillers)
         begin_together(here.cluster)
+
+
+@T.inline
+def load_in_turn(product, maps, corner, shared, stage, k_tile, of_a, of_b):
+    """Emit one thread's loads of what of a k tile it is this block's turn to load, for all blocks that read the same.
+
+    ``of_a`` and ``of_b`` are the :class:`Multicast` of either operand. The block's own stage is full with the bytes of
+    both, whoever loads them.
+    """
+    first = T.meta_var(stage * product.stage_bytes)
+    shared.full.expect(stage, product.stage_bytes)
+    if k_tile % of_a.blocks == of_a.place:
+        product.a.load(maps.a_map, corner[0], corner[2], shared.ring, first, shared.full.at(stage), to=of_a)
+    if k_tile % of_b.blocks == of_b.place:
+        place = T.meta_var(first + product.a.bytes)
+        product.b.load(maps.b_map, corner[1], corner[2], shared.ring, place, shared.full.at(stage), to=of_b)
 
 
 @T.meta_class

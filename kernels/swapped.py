@@ -17,12 +17,14 @@ from tensorir_ladder.kernels.raster import grouped
 from tensorir_ladder.kernels.ring import RingState, check_stages
 from tensorir_ladder.kernels.roles import (
     FEWEST_STAGES,
+    MOST_SHARED_STAGES,
     MOST_STAGES,
     OVERLAPS,
     Consumer,
     RoleBlock,
     SharedRing,
     end_together,
+    load_in_turn,
 )
 from tensorir_ladder.kernels.short_stack import on_a_short_stack
 from tensorir_ladder.kernels.stamps import Log, Stamps
@@ -38,7 +40,6 @@ from tensorir_ladder.schedules.workloads import Matmul
 
 EIGHT = 8  # rows of A that one of stmatrix's squares has
 MOST_ROWS = 128  # of a tile that is worth a look
-MOST_SHARED_STAGES = 16  # of blocks that share loads: what is late for one of them is late for all
 # Of the cost, fitted: a stage's turn through both barriers and what its k steps add; from the end of a wave of blocks
 # to the next one's first k tile; how much of a wave the last lacks; of multiprocessors, those that clusters can have.
 TURN_CYCLES, TURN_CYCLES_PER_STEP, BEGINNING_CYCLES = 160, 1.3, 5700
@@ -94,7 +95,7 @@ def swapped(
             "an output of more columns than the product", value=columns, limit=problem.n, remedy="give it fewer"
         )
     tile.check_sound()
-    check_stages(stages, FEWEST_STAGES, MOST_STAGES if tile.cluster == (1, 1) else MOST_SHARED_STAGES)
+    check_stages(stages, FEWEST_STAGES, MOST_STAGES if tile.shared_by == 1 else MOST_SHARED_STAGES)
     product = WarpgroupProduct.swapped(problem, tile)
     turned, parts, (down, across) = tile.turned, tile.parts, tile.cluster
     tile_rows, tile_columns, k_tiles = tile.counts(problem)
@@ -144,7 +145,8 @@ def swapped(
                     if shared_by == 1:
                         product.load(maps, corner, shared.ring, fill.stage, shared.full)  # returns at once
                     else:
-                        _load_in_turn(product, maps, corner, shared, fill.stage, k_tile, here)
+                        turns = T.meta_var((here.of_its_columns, here.of_its_rows))
+                        load_in_turn(product, maps, corner, shared, fill.stage, k_tile, *turns)
                     loads.mark("load issued", k_tile)
                     fill.advance()
             cluster.meet()
@@ -261,22 +263,6 @@ def _places(machine: Machine, parts: int) -> int:
     """
     share = 1.0 if parts <= 2 else CLUSTERED
     return int(share * machine.multiprocessors / parts) * parts
-
-
-@T.inline
-def _load_in_turn(product, maps, corner, shared, stage, k_tile, here):
-    """Emit one thread's loads of a k tile that it is this block's turn to load, for all blocks that read the same.
-
-    Its own stage is full with the bytes of both operands, whoever loads them. The instruction's rows are B's columns.
-    """
-    column, row, step = T.meta_var(corner)
-    first = T.meta_var(stage * product.stage_bytes)
-    shared.full.expect(stage, product.stage_bytes)
-    if k_tile % here.down == here.below:
-        product.a.load(maps.a_map, column, step, shared.ring, first, shared.full.at(stage), to=here.of_its_columns)
-    if k_tile % here.across == here.beside:
-        place = T.meta_var(first + product.a.bytes)
-        product.b.load(maps.b_map, row, step, shared.ring, place, shared.full.at(stage), to=here.of_its_rows)
 
 
 def _box_bytes(product: WarpgroupProduct) -> int:

@@ -105,13 +105,18 @@ class HopperTile(TmaTile, WarpgroupTile):
 class RoleTile(HopperTile):
     """The tile of kernels whose warpgroups have roles: a producer beside consumers, results in boxes of their own.
 
-    With a third field, ``16x128x64/1x2/4``, the text is a :class:`SwappedTile`'s.
+    With a third field, the text is another tile's: ``16x128x64/1x2/4`` a :class:`SwappedTile`'s, and
+    ``64x72x64/1x1/4x2`` a :class:`ClusterTile`'s.
     """
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a tile, or a :class:`SwappedTile` where the text is one's; IllegalTile shows the form of others."""
-        return SwappedTile.parse(text) if cls is RoleTile and SwappedTile._match(text) else super().parse(text)
+        """Read a tile, of one of the classes below where the text is one's; IllegalTile shows the form of others."""
+        if cls is RoleTile:
+            for family in (SwappedTile, ClusterTile):
+                if family._match(text):
+                    return family.parse(text)
+        return super().parse(text)
 
     @property
     def reads_parts_of_panels(self) -> bool:
@@ -122,6 +127,21 @@ class RoleTile(HopperTile):
     def swapped(self) -> bool:
         """True where weights are the instruction's rows: a :class:`SwappedTile`."""
         return False
+
+    @property
+    def shared_by(self) -> int:
+        """Blocks of a cluster that share their loads; 1 where there is none."""
+        return 1
+
+    def check_alone(self) -> None:
+        """Raise IllegalTile for a tile whose blocks are clusters."""
+        if self.shared_by > 1:
+            raise IllegalTile(
+                "this kernel's tiles say nothing of clusters",
+                value=str(self),
+                limit=RoleTile.FORM,
+                remedy="leave out the third field, or take step 12",
+            )
 
     def check_not_swapped(self) -> None:
         """Raise IllegalTile for a tile of a kernel that exchanges the operands."""
@@ -204,6 +224,37 @@ class RoleTile(HopperTile):
 
 
 @dataclass(frozen=True)
+class ClusterTile(RoleTile):
+    """The tile of step 12's kernel whose blocks share their loads.
+
+    Written ``64x72x64/1x1/4x2``: clusters of four blocks down and two across. Those beside each other load the same
+    rows of A, those below each other the same columns of B, once for all of them (TMA multicast).
+    """
+
+    cluster: tuple[int, int] = (1, 1)
+
+    FORM: ClassVar[str] = "MxNxK/WGMxWGN/DOWNxACROSS"
+    EXAMPLE: ClassVar[str] = "64x72x64/1x1/4x2"
+
+    @property
+    def shared_by(self) -> int:
+        """Blocks of the cluster."""
+        return self.cluster[0] * self.cluster[1]
+
+    def misfits(self) -> list[str]:
+        """Return also a cluster that is none, or too large."""
+        return super().misfits() + cluster_misfits(self.cluster)
+
+
+def cluster_misfits(cluster: tuple[int, int]) -> list[str]:
+    """Return a clause for more blocks, so many down and across, than clusters of every GPU may have."""
+    down, across = cluster
+    if down * across > MOST_PARTS:
+        return [f"{down * across} blocks that share their loads, limit {MOST_PARTS} of a cluster"]
+    return []
+
+
+@dataclass(frozen=True)
 class SwappedTile(RoleTile):
     """The tile of the kernel with roles that exchanges the operands: Cᵀ = Bᵀ · Aᵀ, for products of few rows.
 
@@ -232,6 +283,11 @@ class SwappedTile(RoleTile):
     def swapped(self) -> bool:
         """True."""
         return True
+
+    @property
+    def shared_by(self) -> int:
+        """Blocks of a cluster that share their loads; those of ``parts`` share none."""
+        return self.cluster[0] * self.cluster[1]
 
     @property
     def reads_parts_of_panels(self) -> bool:
@@ -267,11 +323,10 @@ class SwappedTile(RoleTile):
             found += [f"with operands exchanged, {clause}" for clause in clauses]
         if self.consumers > MOST_CONSUMERS:
             found.append(f"{self.consumers} consumer warpgroups, limit {MOST_CONSUMERS}")
-        down, across = self.cluster
-        if (blocks := self.parts * down * across) > MOST_PARTS:
-            said = f"{self.parts} parts" if down * across == 1 else f"{blocks} blocks that share their loads"
-            found.append(f"{said}, limit {MOST_PARTS} blocks of a cluster")
-        if self.parts > 1 and down * across > 1:
+        if self.parts > MOST_PARTS:
+            found.append(f"{self.parts} parts, limit {MOST_PARTS} blocks of a cluster")
+        found += cluster_misfits(self.cluster)
+        if self.parts > 1 and self.shared_by > 1:
             found.append(f"{self.parts} parts in a cluster whose blocks share their loads, limit 1")
         return found
 

@@ -106,11 +106,15 @@ class Maps(NamedTuple):
 
 
 class Multicast(NamedTuple):
-    """Blocks of a cluster that one load arrives in: from the ``first``, each ``apart`` from the next."""
+    """Blocks of a cluster that one load arrives in: from the ``first``, each ``apart`` from the next.
+
+    ``place`` is that of who loads among them.
+    """
 
     blocks: int
     first: Expr = 0
     apart: int = 1
+    place: Expr = 0
 
     @property
     def mask(self) -> Expr:

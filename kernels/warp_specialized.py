@@ -14,18 +14,21 @@ from tensorir_ladder.kernels.residual import Residual, add_residual, load_residu
 from tensorir_ladder.kernels.ring import RingState, check_stages
 from tensorir_ladder.kernels.roles import (
     FEWEST_STAGES,
+    MOST_SHARED_STAGES,
     MOST_STAGES,
+    OVERLAPS,
     Consumer,
     RoleBlock,
     SharedRing,
     end_together,
     give_up_registers,
+    load_in_turn,
     release,
     take_registers,
 )
 from tensorir_ladder.kernels.short_stack import on_a_short_stack
 from tensorir_ladder.kernels.stamps import Log, Stamps
-from tensorir_ladder.kernels.tiles import RESULT_BOXES, RoleTile
+from tensorir_ladder.kernels.tiles import RESULT_BOXES, ClusterTile, RoleTile
 from tensorir_ladder.kernels.tma import Matrices
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
 from tensorir_ladder.schedules.errors import IllegalWorkload
@@ -45,7 +48,7 @@ def warp_specialized(
     finish: Epilogue = PLAIN,
     batch: int = 1,
     any_rows: bool = False,
-    blocks: int = 1,
+    overlapped: bool = False,
 ) -> tirx.PrimFunc:
     """``main(A, B, C)``: each block multiplies one output tile; one of its warpgroups loads, the others multiply.
 
@@ -65,8 +68,11 @@ def warp_specialized(
     :func:`kernels.tma_ring.tma_ring`. A ``batch`` above 1 is as many products, and all buffers have it as their first
     dimension, except the bias, which is that of all; tensor maps of three dimensions keep a tile within its product.
 
-    ``blocks`` of 2 are clusters: two blocks, one above the other, each load half of their common B tile, for both
-    (TMA multicast).
+    Blocks of a cluster (:class:`kernels.tiles.ClusterTile`) load in turn what they have in common, a k tile each, for
+    all that read it (TMA multicast): rows of A for those beside each other, columns of B for those below each other.
+    That spares the L2 cache reads, and rows that lie across its lines cost a load for all instead of one each. Blocks
+    beyond the output only load. Such a ring may have 16 stages. ``overlapped`` is as in
+    :func:`kernels.persistent.persistent`.
 
     With ``any_rows`` the kernel takes any number of rows, in a further parameter, up to those of ``problem``: whoever
     launches it gives tensor maps of the rows at hand, and as many blocks as these have tiles
@@ -74,15 +80,15 @@ def warp_specialized(
 
     Raises
     ------
-    IllegalWorkload, IllegalTile, IllegalPipeline : as there, for stages below 2 or above 8; IllegalTile also for a B
-        tile that a cluster cannot share; IllegalWorkload for a batch whose results cannot leave by TMA, and for
-        clusters with a batch, a residual or any number of rows.
+    IllegalWorkload, IllegalTile, IllegalPipeline : as there, for stages below 2 or above 8; IllegalWorkload for a
+        batch whose results cannot leave by TMA, and for clusters with a batch, a residual or any number of rows.
     """
     tile.check_not_swapped()
     epilogue.check_taken(problem)
-    check_stages(stages, FEWEST_STAGES, MOST_STAGES)
+    tile.check_sound()
+    (down, across), blocks = tile.cluster if isinstance(tile, ClusterTile) else (1, 1), tile.shared_by
+    check_stages(stages, FEWEST_STAGES, MOST_STAGES if blocks == 1 else MOST_SHARED_STAGES)
     product = WarpgroupProduct.of(problem, tile)
-    product.b.check_shares(blocks)
     if blocks > 1 and (batch > 1 or finish.residual or any_rows):
         what = "clusters multiply one product, add no residual, and take no number of rows but their own"
         raise IllegalWorkload(what, value=f"{blocks} blocks", remedy="take blocks on their own")
@@ -105,7 +111,7 @@ def warp_specialized(
             "a batch has no residual", value=f"batch {batch}", remedy="add it afterwards, or multiply one by one"
         )
     tile_rows, tile_columns, k_tiles = tile.counts(problem)
-    tile_rows = -(-tile_rows // blocks)  # pairs of them in clusters of two
+    tile_rows, tile_columns = -(-tile_rows // down), -(-tile_columns // across)  # of clusters, where there are some
     tiles = tile_rows * tile_columns
     stages = max(FEWEST_STAGES, min(stages, k_tiles))
     residual = Residual(problem, tile, product) if finish.residual else None
@@ -115,24 +121,27 @@ def warp_specialized(
     def main(
         A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle, rows: T.int32, bias_ptr: T.handle, residual_ptr: T.handle
     ):
-        boxes_of = T.meta_var((product.a.rows, product.b.box_rows(blocks), WGMMA_ROWS if by_tma else None))
+        boxes_of = T.meta_var((product.a.rows, product.b.box_rows(), WGMMA_ROWS if by_tma else None))
         matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), boxes_of, batch)
         bias = T.meta_var(finish.bind(bias_ptr, problem.n))
         added = T.meta_var(residual.bind(residual_ptr) if finish.residual else None)
         log.bind()
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
-        here = RoleBlock(tiles * batch * blocks, tile.consumers, blocks)
+        here = RoleBlock(tiles * batch * blocks, tile.consumers, blocks, across)
         pool = T.SMEMPool()
         shared = SharedRing(pool, stages, product.stage_bytes, tile.consumers, bounded)
         log.clocks("begin", here.number, here.thread == 0)
         shared.begin(here)
+        if overlapped:
+            T.ptx.griddepcontrol.wait()
+            T.ptx.griddepcontrol.launch_dependents()
         maps = T.meta_var(matrices if batch == 1 else matrices.of(here.number // tiles))
         within = T.meta_var(here.number // blocks if batch == 1 else here.number % tiles)
         high = T.meta_var((rows + (tile.block_m - 1)) // tile.block_m if any_rows else tile_rows)
-        place = T.meta_var(grouped(within, high, tile_columns, max(1, group // blocks)))
-        row: T.let = (place[0] * blocks + here.member) * tile.block_m
-        column: T.let = place[1] * tile.block_n
+        place = T.meta_var(grouped(within, high, tile_columns, max(1, group // down)))
+        row: T.let = (place[0] * down + here.below) * tile.block_m
+        column: T.let = (place[1] * across + here.beside) * tile.block_n
         if here.warpgroup == 0:  # the producer
             give_up_registers()
             if here.warp == 0 and tma.elected():
@@ -141,7 +150,11 @@ def warp_specialized(
                 for k_tile in T.serial(k_tiles):
                     loads.wait("empty", shared.empty, fill, k_tile, "producer")
                     corner = T.meta_var((row, column, k_tile * tile.block_k))
-                    product.load(maps, corner, shared.ring, fill.stage, shared.full, here.member, blocks)
+                    if blocks == 1:
+                        product.load(maps, corner, shared.ring, fill.stage, shared.full)
+                    else:
+                        turns = T.meta_var((here.of_its_rows, here.of_its_columns))
+                        load_in_turn(product, maps, corner, shared, fill.stage, k_tile, *turns)
                     loads.mark("load issued", k_tile)
                     fill.advance()
                 if finish.residual:
@@ -180,4 +193,5 @@ def warp_specialized(
         log.clocks("end", here.number, here.thread == 0, together=True)
 
     used = {"bias_ptr": finish.bias, "residual_ptr": finish.residual, ROWS_PARAMETER: any_rows}
-    return without(main, *(name for name, is_used in used.items() if not is_used))
+    made = without(main, *(name for name, is_used in used.items() if not is_used))
+    return made.with_attr(OVERLAPS, True) if overlapped else made

@@ -236,10 +236,11 @@ def choose_for(
     problem, batch = operands.problem, operands.batch or 1
     # What is refused of many rows is refused of few: results that do not leave by TMA.
     dense = operands.are_dense(out) and (not any_m or can_store_by_tma(problem, ROLE_CHOICES[0].tile))
-    choice = choose(problem, machine, batch, any_m, dense)
+    narrows = operands.narrows(out)
+    choice = choose(problem, machine, batch, any_m, dense, narrows)
     if isinstance(choice, Streamed):
         return choice, problem, Setting(machine, finish=finish)
-    columns = operands.columns if choice.kernel.narrowing and operands.narrows(out) else 0
+    columns = operands.columns if choice.kernel.narrowing and narrows else 0
     setting = Setting(machine, operands.straddles, finish, batch, any_m, columns)
     return choice, of_any_rows(problem, choice.tile) if any_m else problem, setting
 

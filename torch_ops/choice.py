@@ -108,6 +108,10 @@ def _exchanged(problem: Matmul, tile: SwappedTile, stages: int, setting: Setting
     return swapped(problem, tile, stages, overlapped=True, finish=setting.finish, columns=setting.columns)
 
 
+def _clustered(problem: Matmul, tile: RoleTile, stages: int, setting: Setting) -> tirx.PrimFunc:
+    return warp_specialized(problem, tile, stages, overlapped=True, finish=setting.finish)
+
+
 def _kept_on(blocks: int, cuts: bool) -> StepKernel:
     """Make the form of step 13 that has clusters of so many blocks, and cuts or leaves the last wave.
 
@@ -146,9 +150,9 @@ MENU = (
     *(_kept_on(blocks, cuts) for blocks in (1, 2) for cuts in (False, True)),
     replace(KERNELS[11], tiles=RING_MENU),
 )
-EXCHANGED = StepKernel(
-    12, (), _exchanged, early=True, narrowing=True
-)  # its tile follows from the product: torch_ops/exchanged.py
+# Their tiles follow from the product: torch_ops/exchanged.py.
+EXCHANGED = StepKernel(12, (), _exchanged, early=True, narrowing=True)
+CLUSTERED = StepKernel(12, (), _clustered, early=True)
 
 
 @dataclass(frozen=True)
@@ -185,14 +189,25 @@ def choices(menu: Iterable[StepKernel] = MENU) -> Iterator[Choice]:
         yield from (Choice(kernel, each.tile, each.stages) for each in kernel.tiles)
 
 
+def of_one_tile(tile: RoleTile, stages: int) -> Choice:
+    """Choose step 12's kernel of one tile a block: with its operands exchanged, or with loads that a cluster shares."""
+    return Choice(EXCHANGED if tile.swapped else CLUSTERED, tile, stages)
+
+
 def choose(
-    problem: Matmul, machine: Machine, batch: int = 1, any_rows: bool = False, dense: bool = False
+    problem: Matmul,
+    machine: Machine,
+    batch: int = 1,
+    any_rows: bool = False,
+    dense: bool = False,
+    narrows: bool = False,
 ) -> Choice | Streamed:
     """Return what was measured to be fastest on this GPU; or else the choice that should take the least time.
 
     What the user measured (:mod:`.tuned_here`) goes before what we did.
     ``batch`` and ``any_rows`` are those of :class:`Setting`; nothing of theirs was measured. Where operands are
-    ``dense``, without gaps between rows, few rows may be taken by a kernel that streams the other operand. Raises
+    ``dense``, without gaps between rows, few rows may be taken by a kernel that streams the other operand; where it
+    ``narrows``, results are stored to rows that TMA cannot step over, as not every kernel does. Raises
     IllegalTile where the GPU can hold no choice, with what is wrong with the first.
     """
     measured = tuned(machine.name).get((problem.m, problem.n, problem.k, problem.dtype, problem.layout))
@@ -208,9 +223,9 @@ def choose(
     likeliest = ((costs.choices[place], us) for place, us in zip(places, times))
     chosen, least_us = next(each for each in likeliest if each[0].takes(problem, machine))
     if not flexible:
-        us, tile, stages = costs.exchanged_choice(problem)
+        us, tile, stages = costs.exchanged_choice(problem, narrows)
         if us < least_us:
-            return Choice(EXCHANGED, tile, stages)
+            return of_one_tile(tile, stages)
     return chosen
 
 

@@ -1,5 +1,7 @@
-"""What a product takes by step 12's kernel with its operands exchanged (:mod:`kernels.swapped`), for every tile of it.
+"""What a product takes by step 12's kernels of one tile a block, for every tile of them.
 
+With operands exchanged (:mod:`kernels.swapped`), or as they are, in clusters that share loads
+(:mod:`kernels.warp_specialized`).
 Tiles are many, and which is best follows from the product: so that choosing stays short, all are priced at once, as
 arrays. Constants are a GPU's (``costs/``), fitted to times; :mod:`.kernel_cost` prices the other kernels.
 """
@@ -8,15 +10,14 @@ from __future__ import annotations
 
 import copy
 import functools
-import re
+import itertools
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
-from tensorir_ladder.kernels.roles import FEWEST_STAGES, MOST_STAGES
-from tensorir_ladder.kernels.swapped import MOST_SHARED_STAGES
-from tensorir_ladder.kernels.tiles import MOST_PARTS, SwappedTile, swapped_room
+from tensorir_ladder.kernels.roles import FEWEST_STAGES, MOST_SHARED_STAGES, MOST_STAGES
+from tensorir_ladder.kernels.tiles import MOST_PARTS, ClusterTile, RoleTile, SwappedTile, most_stages, swapped_room
 from tensorir_ladder.schedules.isa import PANEL, WGMMA_ROWS
 from tensorir_ladder.schedules.workloads import Matmul
 
@@ -24,13 +25,12 @@ EIGHT, MOST_ROWS = 8, 256  # rows of a tile come by the eight
 GROUPS, DEPTHS = (1, 2, 3), (64, 128, 256)  # warpgroups, of 64 columns each; of k tiles
 DEEP_ROWS = 72  # of a tile whose k tiles may be deeper than a panel
 SHORTEST_PART = 256  # of the reduction
-CLUSTERS = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1), (2, 4), (4, 2))  # blocks that share loads: down, across
+CLUSTERS = ((1, 1), (1, 2), (2, 1), (1, 4), (4, 1), (2, 4))  # blocks that share loads: down, across; upright, reversed
 MOST_RESULTS = 12e6  # of a product that is worth a look: others have more tiles than a few waves
 # Clusters lie within groups of multiprocessors. Of 132, this is what clusters of 3 to 8 blocks found room in at once.
 GROUP, GROUP_OF, SHORT_GROUP = 16, 18, 8
 ITEMSIZE = 2
-KIND = "exchanged "  # and the tile: how files name the kernel; its stages follow from the product
-NAME = re.compile(KIND + r"(\d{1,3})x(\d{1,3})x(\d{1,3})/1x(\d)/(\d)(?:/(\d)x(\d))?")
+EXCHANGED, CLUSTERED = "exchanged", "clustered"  # and the tile: how files name kernels; stages follow from the product
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 
@@ -64,50 +64,46 @@ class ExchangedRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Tiles:
-    """Every tile of the kernel, an element each, with its stages and the blocks that a multiprocessor holds.
+    """Every tile that is offered, an element each, with its stages and the blocks that a multiprocessor holds.
 
-    Stages and blocks in two rows: where each multiprocessor has one block, and where it has several.
+    Stages and blocks in two rows: where each multiprocessor has one block, and where it has several. An instruction has
+    64 rows and some ``width``: of tiles of exchanged operands these are the output's columns and rows, of those that
+    are ``upright`` its rows and columns.
     """
 
     def __init__(self) -> None:
-        axes = np.arange(EIGHT, MOST_ROWS + 1, EIGHT), np.array(GROUPS), np.array(DEPTHS), np.arange(1, MOST_PARTS + 1)
-        kinds = np.meshgrid(*axes, np.arange(len(CLUSTERS)), indexing="ij")
-        rows, groups, depth, parts, cluster = (axis.ravel() for axis in kinds)
-        offered = (cluster == 0) | ((parts == 1) & (depth == PANEL))
-        rows, groups, depth, parts, cluster = (axis[offered] for axis in (rows, groups, depth, parts, cluster))
-        most = np.where(cluster == 0, MOST_STAGES, MOST_SHARED_STAGES)
-        stages, held = swapped_room(rows, groups * WGMMA_ROWS, depth, groups, parts, most)
-        together = stages[1] > FEWEST_STAGES
-        stages[1], held[1] = np.where(together, stages[1], stages[0]), np.where(together, held[1], held[0])
-        able = (stages[0] > FEWEST_STAGES) & (held[0] > 0) & ((depth == PANEL) | (rows <= DEEP_ROWS))
-        self.rows, self.groups, self.depth, self.parts = (each[able] for each in (rows, groups, depth, parts))
-        self.down, self.across = np.array(CLUSTERS)[cluster[able]].T
+        exchanged, upright = _exchanged_sizes(), _upright_sizes()
+        sizes = np.concatenate([exchanged, upright], axis=1)
+        self.width, self.groups, self.depth, self.parts, self.down, self.across = sizes[:6]
+        self.stages, self.held = sizes[6:8], sizes[8:10]
+        self.upright = np.arange(sizes.shape[1]) >= exchanged.shape[1]
+        side = self.groups * WGMMA_ROWS
+        self.rows, self.columns = np.where(self.upright, (side, self.width), (self.width, side))
+        self.panels = np.where(self.upright, -(-self.columns // PANEL) * PANEL, self.columns)
+        self.ragged = self.panels != self.columns  # such tiles begin within cache lines
+        self.shared = self.down * self.across > 1
         self.cluster = self.parts * self.down * self.across
-        self.stages, self.held = stages[:, able], held[:, able]
-        self.columns = self.groups * WGMMA_ROWS
         # An instruction reads its 64 rows of shared memory whatever its width: narrow ones are slower than their work.
-        self.work = self.columns * self.depth * np.maximum(self.rows, (self.rows + WGMMA_ROWS) / 2)
+        self.work = side * self.depth * np.maximum(self.width, (self.width + WGMMA_ROWS) / 2)
         self.shortest = self.depth * self.parts * np.maximum(2, SHORTEST_PART // self.depth)
-        self.split, self.shared = self.parts > 1, self.down * self.across > 1
+        self.split = self.parts > 1
 
     @functools.cached_property
-    def places(self) -> dict[tuple[int, ...], int]:
-        """The place of each tile, by its rows, columns, depth, parts, and cluster."""
-        sizes = (self.rows, self.columns, self.depth, self.parts, self.down, self.across)
-        return {key: place for place, key in enumerate(zip(*(each.tolist() for each in sizes)))}
+    def _places(self) -> dict[RoleTile, int]:
+        return {self.tile(place): place for place in range(len(self.width))}
 
     def place(self, name: str) -> int | None:
         """Find a tile by what :func:`named` says of it: None for other kernels, and tiles that are not offered.
 
         Raises ValueError for a name without a tile.
         """
-        if not name.startswith(KIND):
+        kind, _, text = name.partition(" ")
+        if kind not in (EXCHANGED, CLUSTERED):
             return None
-        match = NAME.fullmatch(name)
-        if match is None:
-            raise ValueError(f"{name!r} names no tile {SwappedTile.FORM}")
-        rows, columns, depth, groups, *others = map(int, match.groups(default="1"))
-        return self.places.get((rows, columns, depth, *others)) if columns == groups * WGMMA_ROWS else None
+        tile = RoleTile.parse(text)
+        if named(tile) != name:
+            raise ValueError(f"{name!r} names no tile as it is written: {named(tile)!r}")
+        return self._places.get(tile)
 
     def at(self, places: np.ndarray) -> _Tiles:
         """Return the tiles of some places, in their order, to be priced."""
@@ -117,16 +113,44 @@ class _Tiles:
                 setattr(made, name, values[..., places])
         return made
 
-    def tile(self, place: int) -> SwappedTile:
+    def tile(self, place: int) -> SwappedTile | ClusterTile:
         """Make the tile of a place."""
         sizes = (self.rows, self.columns, self.depth, self.groups, self.parts, self.down, self.across)
         rows, columns, depth, groups, parts, down, across = (int(each[place]) for each in sizes)
+        if self.upright[place]:
+            return ClusterTile((rows, columns, depth), (groups, 1), (down, across))
         return SwappedTile((rows, columns, depth), (1, groups), parts, (down, across))
 
     def blocks(self, m: Any, n: Any) -> np.ndarray:
         """Count the blocks of a product, those with it that its clusters have beyond its tiles."""
         clusters = -(-m // (self.rows * self.down)) * -(-n // (self.columns * self.across))
         return clusters * self.cluster
+
+
+def _exchanged_sizes() -> np.ndarray:
+    """Return the widths, groups, k tiles, parts, clusters (2), stages (2) and held blocks (2) of exchanged tiles."""
+    axes = np.arange(EIGHT, MOST_ROWS + 1, EIGHT), np.array(GROUPS), np.array(DEPTHS), np.arange(1, MOST_PARTS + 1)
+    kinds = np.meshgrid(*axes, np.arange(len(CLUSTERS)), indexing="ij")
+    width, groups, depth, parts, cluster = (axis.ravel() for axis in kinds)
+    offered = (cluster == 0) | ((parts == 1) & (depth == PANEL))
+    width, groups, depth, parts, cluster = (axis[offered] for axis in (width, groups, depth, parts, cluster))
+    most = np.where(cluster == 0, MOST_STAGES, MOST_SHARED_STAGES)
+    stages, held = swapped_room(width, groups * WGMMA_ROWS, depth, groups, parts, most)
+    together = stages[1] > FEWEST_STAGES
+    stages[1], held[1] = np.where(together, stages[1], stages[0]), np.where(together, held[1], held[0])
+    able = (stages[0] > FEWEST_STAGES) & (held[0] > 0) & ((depth == PANEL) | (width <= DEEP_ROWS))
+    return np.stack([width, groups, depth, parts, *np.array(CLUSTERS)[cluster].T, *stages, *held])[:, able]
+
+
+def _upright_sizes() -> np.ndarray:
+    """Return the same of tiles with operands as they are, in clusters that share loads, one to a multiprocessor."""
+    found = []
+    for groups, width in itertools.product(GROUPS, range(PANEL, MOST_ROWS + 1, EIGHT)):
+        tile = RoleTile((groups * WGMMA_ROWS, width, PANEL), (groups, 1))
+        stages = 0 if tile.misfits() else most_stages(tile, MOST_SHARED_STAGES)
+        if stages > FEWEST_STAGES:
+            found += [(width, groups, PANEL, 1, *cluster[::-1], stages, stages, 1, 1) for cluster in CLUSTERS[1:]]
+    return np.array(found).T
 
 
 all_tiles = functools.cache(_Tiles)
@@ -147,14 +171,15 @@ def exchanged_microseconds(
     """
     r, t = rates, tiles
     a_factor = 1 + (r.straddling - 1) * (k % PANEL != 0)
-    b_factor = np.where(nt, a_factor, 1 + (r.straddling - 1) * (n % PANEL != 0))
+    b_factor = np.where(nt, a_factor, 1 + (r.straddling - 1) * (t.ragged | (n % PANEL != 0)))
+    loaded = np.where(nt, t.columns, t.panels)  # of a B stored [k, n] whole panels
     blocks = t.blocks(m, n)
     on_each, busy = _spread(t, blocks, multiprocessors)
     stages, held = (np.where(on_each > 1, each[1], each[0]) for each in (t.stages, t.held))
     rounds = -(-on_each // held)
     # What blocks of a cluster share arrives in each of them, and is asked for by one of them at a time.
-    asked = (t.rows * a_factor / t.across + t.columns * b_factor / t.down) * t.depth * ITEMSIZE
-    arriving = (t.rows + t.columns) * t.depth * ITEMSIZE
+    asked = (t.rows * a_factor / t.across + loaded * b_factor / t.down) * t.depth * ITEMSIZE
+    arriving = (t.rows + loaded) * t.depth * ITEMSIZE
     loading = np.maximum(asked * np.maximum(1 / r.load_bytes, busy / r.all_load_bytes), arriving / r.arriving_bytes)
     multiplying = t.work / r.multiply_adds
     k_tile = on_each * (np.maximum(multiplying, loading) + r.unhidden * np.minimum(multiplying, loading))
@@ -182,6 +207,6 @@ def _spread(tiles: _Tiles, blocks: np.ndarray, multiprocessors: int) -> tuple[np
     return -(-blocks // places), np.minimum(blocks, places)
 
 
-def named(tile: SwappedTile) -> str:
+def named(tile: RoleTile) -> str:
     """Name the kernel in a GPU's file of times."""
-    return f"{KIND}{tile}"
+    return f"{EXCHANGED if tile.swapped else CLUSTERED} {tile}"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import numpy as np
 
-from tensorir_ladder.kernels.tiles import HopperTile, SwappedTile
+from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
 from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
 from tensorir_ladder.torch_ops.errors import DamagedFile
 from tensorir_ladder.torch_ops.exchanged import (
@@ -41,7 +41,8 @@ PANEL_RESULTS = 64 * 64  # of a box
 CORRECTED = 16  # kernels that the formula puts first, among which measurements decide
 NEAR, NEAR_WAVES = 1.2, 0.6  # how far measurements count: doublings of each extent, of the waves of tiles
 NEAR_COLUMNS, ALIKE = 48, 0.1  # and of a kernel's own tile for its other widths: columns, and how much at most
-NEAR_ROWS, NEAR_KIND = 0.5, 0.45  # of tiles of exchanged operands: doublings of rows; groups, parts
+NEAR_ROWS, NEAR_KIND = 0.5, 0.45  # of tiles of one block each: doublings of the width; groups, parts
+NEAR_CLUSTER, OTHER_WAY = 0.6, 3.0  # doublings of a cluster's blocks, down and across; operands exchanged or not
 OTHER_LINES = 0.3  # what it counts as, squared, if rows lie across cache lines in one product and not in the other
 NEAREST, VERY_NEAR = 0.7, 0.2  # so much counts only of products of nearly the same sizes, and how near
 FAR = 0.03  # what counts less is left out
@@ -365,8 +366,9 @@ class Costs:
             rows, self._exchanged_shapes, us, guessed
         )
         self._exchanged_of, self._exchanged_off, self._exchanged_weights = rows, off, weights
-        where = np.log2(tiles.rows) / NEAR_ROWS, tiles.groups / NEAR_KIND, np.log2(tiles.depth), tiles.parts / NEAR_KIND
-        self._tile_places = np.stack(where, axis=1)
+        kind = tiles.groups / NEAR_KIND, np.log2(tiles.depth), tiles.parts / NEAR_KIND, tiles.upright * OTHER_WAY
+        cluster = np.log2(tiles.down) / NEAR_CLUSTER, np.log2(tiles.across) / NEAR_CLUSTER
+        self._tile_places = np.stack((np.log2(tiles.width) / NEAR_ROWS, *kind, *cluster), axis=1)
         self._exchanged_places = self._tile_places[at]
 
     def exchanged_times(self, problem: Matmul) -> np.ndarray:
@@ -391,14 +393,17 @@ class Costs:
             times[place] = us
         return times
 
-    def exchanged_choice(self, problem: Matmul) -> tuple[float, SwappedTile | None, int]:
-        """Find the tile and stages that :func:`kernels.swapped.swapped` should be fastest with, and its microseconds.
+    def exchanged_choice(self, problem: Matmul, narrows: bool = False) -> tuple[float, RoleTile | None, int]:
+        """Find the tile of one block, and its stages, that should be fastest, and its microseconds (:mod:`.exchanged`).
 
-        Infinite, and None, for products of more than MOST_RESULTS results: others are faster there.
+        Infinite, and None, for products of more than MOST_RESULTS results: others are faster there. Where it
+        ``narrows``, storing to rows that TMA cannot step over, only tiles of exchanged operands.
         """
         if problem.m * problem.n > MOST_RESULTS:
             return math.inf, None, 0
         times = self.exchanged_times(problem)
+        if narrows:
+            times = np.where(all_tiles().upright, np.inf, times)
         least = int(times.argmin())
         stages = exchanged_stages(problem, least, self.forms.multiprocessors)
         return float(times[least]), all_tiles().tile(least), stages

@@ -14,7 +14,7 @@ from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.commands.build import build_ahead, hopper_machine
 from tensorir_ladder.harness.commands.options import add_jobs, seed_number
 from tensorir_ladder.harness.commands.values import between
-from tensorir_ladder.harness.menu import candidates, draw_products, file_text, time_menu, with_times
+from tensorir_ladder.harness.menu import GROUPS, candidates, draw_products, file_text, time_menu, with_times
 from tensorir_ladder.harness.menu_fit import chosen_over_best, fit_exchanged, fit_rates, geometric_mean
 from tensorir_ladder.harness.records import check_writable
 from tensorir_ladder.kernels.codegen import toolchain
@@ -27,12 +27,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add how many shapes of each group, by what seed, for how long, and where the GPU's file lies."""
     text = "what shapes are drawn from; judge the choice by `ladder bench` with another (0)"
     parser.add_argument("--seed", type=seed_number, default=0, help=text)
-    parser.add_argument("--count", type=between(1, 200), default=40, help="shapes of each of three groups (40)")
+    parser.add_argument("--count", type=between(1, 200), default=40, help="shapes of each group (40)")
+    text = f"groups of shapes ({','.join(GROUPS)}, and squares)"
+    parser.add_argument("--shapes", type=_groups, default=GROUPS, metavar="GROUPS", help=text)
     text = "begin no shape after so many seconds of timing (none)"
     parser.add_argument("--time-limit", type=between(1, 10**6, float), default=math.inf, metavar="SECONDS", help=text)
     parser.add_argument("--dry-run", action="store_true", help="draw and build, and time nothing")
     add_jobs(parser)
     parser.add_argument("--out", type=Path, default=kernel_cost.FOLDER, help="folder of the file (torch_ops/costs)")
+
+
+def _groups(text: str) -> tuple[str, ...]:
+    """Read names of GROUPS, separated by commas."""
+    names = tuple(dict.fromkeys(text.split(",")))
+    if unknown := [name for name in names if name not in GROUPS]:
+        raise argparse.ArgumentTypeError(f"no group {unknown[0]!r}; there are {', '.join(GROUPS)}")
+    return names
 
 
 def run(options: argparse.Namespace, command: str) -> int:
@@ -41,7 +51,7 @@ def run(options: argparse.Namespace, command: str) -> int:
     check_writable(options.out)
     known, able = cost_file(machine.name), list(choices())
     costs = Costs(able, known, machine.multiprocessors)
-    drawn = draw_products(options.seed, options.count)
+    drawn = draw_products(options.seed, options.count, options.shapes)
     taken = {problem: candidates(problem, costs, machine) for problem in drawn}
     build_ahead([each for of_one in taken.values() for each in of_one], options.jobs)
     if options.dry_run:
@@ -56,11 +66,13 @@ def run(options: argparse.Namespace, command: str) -> int:
         print(f"{problem.shape} {problem.layout}: {us:.2f} us, {cublas_us / us:.3f} of cuBLAS, {name}", flush=True)
     origin = f"{command}, {datetime.now(UTC):%Y-%m-%d}: medians of interleaved rounds in CUDA graphs, L2 cold"
     file = with_times(known, machine.name, origin, found)
+    path = options.out / f"{machine.name.lower().replace(' ', '-')}.json"
+    path.write_text(file_text(file))  # what was timed is kept, whatever becomes of the fit
+    print(f"{len(found)} of {len(drawn)} shapes are timed, in {path}; fitting constants to them", flush=True)
     rates, exchanged = fit_rates(file, able, machine), fit_exchanged(file, machine.multiprocessors)
     file = msgspec.structs.replace(file, rates=rates, exchanged=exchanged)
-    path = options.out / f"{machine.name.lower().replace(' ', '-')}.json"
     path.write_text(file_text(file))
     shares = chosen_over_best(file, able, machine)
-    print(f"{len(found)} of {len(drawn)} shapes, in {path}; of shapes left out in turn, what is chosen is")
-    print(f"{geometric_mean(shares):.3f} as fast as the best that was timed, {min(shares):.3f} at worst")
+    found_best = f"{geometric_mean(shares):.3f} as fast as the best that was timed, {min(shares):.3f} at worst"
+    print(f"of shapes left out in turn, what is chosen is {found_best}")
     return 0

@@ -82,31 +82,36 @@ def test_a_cluster_must_be_able_to_share_b() -> None:
     problem, tile = Matmul(256, 256, 256, "float16", layout="nt"), RoleTile.parse("64x72x64/1x1")
     with pytest.raises(IllegalTile, match="a cluster cannot share"):
         persistent(problem, tile, 4, machine=hopper(4), blocks=2)
-    with pytest.raises(IllegalTile, match="a cluster cannot share"):
-        warp_specialized(problem, tile, 4, blocks=2)
+    for cluster in ("3x3", "16x1"):
+        with pytest.raises(IllegalTile, match="limit 8 of a cluster"):
+            warp_specialized(problem, RoleTile.parse(f"64x72x64/1x1/{cluster}"), 4)
+    with pytest.raises(IllegalTile, match=r"say nothing of clusters.*64x64x64/1x1/2x1"):
+        persistent(problem, RoleTile.parse("64x64x64/1x1/2x1"), 4, machine=hopper(4))
 
 
 @pytest.mark.parametrize("more", [{"any_rows": True}, {"batch": 2}, {"finish": Epilogue(residual=True)}])
 def test_clusters_take_one_plain_product(more: dict[str, Any]) -> None:
     with pytest.raises(IllegalWorkload, match="clusters multiply one product"):
-        warp_specialized(Matmul(256, 256, 256, "float16"), RoleTile.parse("64x128x64/1x1"), 4, blocks=2, **more)
+        warp_specialized(Matmul(256, 256, 256, "float16"), RoleTile.parse("64x128x64/1x1/2x1"), 4, **more)
 
 
 @pytest.mark.emulator
 @pytest.mark.parametrize("layout", ["nn", "nt"])
 @pytest.mark.parametrize(
-    ("tile", "shape", "blocks"),
+    ("tile", "shape"),
     [
-        ("256x192x64/2x1", (300, 200, 200), 1),
-        ("256x192x64/2x1", (600, 200, 136), 2),  # three rows of tiles: the last cluster's second has none
-        ("64x128x64/1x1", (320, 264, 520), 2),
-        ("64x64x64/1x1", (100, 72, 264), 2),
+        ("256x192x64/2x1", (300, 200, 200)),
+        ("256x192x64/2x1/2x1", (600, 200, 136)),  # three rows of tiles: the last cluster's second has none
+        ("64x128x64/1x1/4x1", (320, 264, 520)),
+        ("64x64x64/1x1/2x2", (100, 72, 264)),
+        ("64x72x64/1x1/2x4", (200, 296, 136)),  # half of the last clusters' blocks have no tile
+        ("128x136x64/2x1/1x2", (130, 136, 72)),
     ],
 )
-def test_wide_tiles_and_clusters_are_right(tile: str, shape: tuple[int, int, int], blocks: int, layout: str) -> None:
+def test_wide_tiles_and_clusters_are_right(tile: str, shape: tuple[int, int, int], layout: str) -> None:
     problem = Matmul(*shape, "float16", layout=layout)
-    kernel = warp_specialized(problem, RoleTile.parse(tile), 3, blocks=blocks, bounded=True)
-    run = EmulatorBackend(seed=blocks).load(lower_schedule(kernel, HOPPER, "wide"))
+    kernel = warp_specialized(problem, RoleTile.parse(tile), 3, bounded=True, overlapped=True)
+    run = EmulatorBackend(seed=problem.m % 7).load(lower_schedule(kernel, HOPPER, "wide"))
     draw = np.random.default_rng(0)
     a, b = (draw.normal(size=size).astype("float16") for size in ((problem.m, problem.k), problem.b_shape))
     c = np.full((problem.m, problem.n), 77, "float16")
