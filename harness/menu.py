@@ -28,8 +28,8 @@ from tensorir_ladder.torch_ops.launcher import Launcher, load_kernel
 
 GROUPS = ("llm", "random8", "decode")  # whose products TMA reads as they lie
 SQUARES = (256, 512, 1024, 2048, 4096, 8192)
-LIKELIEST, OF_EACH_KIND, WORTHWHILE = 9, 2, 2.0  # kernels of a shape; the slowest, beside the likeliest
-ONE_TILE, OF_EACH_SIZE, OF_EACH_CLUSTER = 10, 2, 3  # tiles of one block: of the same rows and columns, or cluster
+LIKELIEST, OF_EACH_KIND, WORTHWHILE = 6, 1, 1.6  # kernels of a shape; the slowest, beside the likeliest
+ONE_TILE, OF_EACH_SIZE, OF_EACH_CLUSTER = 12, 2, 3  # tiles of one block: of the same rows and columns, or cluster
 PLAN = Plan(rounds=9, warmup_ms=25.0, sample_ms=1.0, round_budget_ms=250.0)
 DIGITS = 4  # of microseconds that are kept
 
@@ -74,15 +74,16 @@ def candidates(problem: Matmul, costs: Costs, machine: Machine) -> list[Candidat
     places, times = costs.estimate(problem, streamed=streams(problem))
     able = [(costs.choices[place], us) for place, us in zip(places.tolist(), times.tolist()) if us < float("inf")]
     able = [(each, us) for each, us in able if each.takes(problem, machine)]
+    least = min(able[0][1], costs.exchanged_choice(problem)[0])
     kinds: dict[Any, int] = {}
     taken = []
     for number, (each, us) in enumerate(able):
         kind = each if isinstance(each, Streamed) else each.kernel
         kinds[kind] = kinds.get(kind, 0) + 1
-        near = us < WORTHWHILE * able[0][1] and kinds[kind] <= OF_EACH_KIND
-        if number < LIKELIEST or near or isinstance(each, Streamed):
+        likely = us < WORTHWHILE * least and (number < LIKELIEST or kinds[kind] <= OF_EACH_KIND)
+        if likely or number == 0 or isinstance(each, Streamed):
             taken.append(Candidate(problem, str(each), machine.name, machine.multiprocessors))
-    names = _likeliest_of_one_tile(problem, costs, WORTHWHILE * able[0][1])
+    names = _likeliest_of_one_tile(problem, costs, WORTHWHILE * least)
     return taken + [Candidate(problem, name, machine.name, machine.multiprocessors) for name in names]
 
 
