@@ -50,6 +50,11 @@ class Candidate:
         return self._choice, self.problem, Setting(replace(machine, name=self.gpu))
 
     @property
+    def kernels(self) -> list[tuple[Choice | Streamed, Matmul, Setting]]:
+        """All that is loaded for it."""
+        return [self.made_for]
+
+    @property
     def _choice(self) -> Choice | Streamed:
         place = all_tiles().place(self.name)
         if place is None:
