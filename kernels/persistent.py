@@ -22,6 +22,7 @@ from tensorir_ladder.kernels.roles import (
     SharedRing,
     end_together,
     give_up_registers,
+    load_in_turn,
     take_registers,
 )
 from tensorir_ladder.kernels.short_stack import on_a_short_stack
@@ -31,9 +32,11 @@ from tensorir_ladder.kernels.tiles import RESULT_BOXES, RoleTile
 from tensorir_ladder.kernels.tma import Matrices
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
 from tensorir_ladder.schedules.cost import Machine
-from tensorir_ladder.schedules.errors import IllegalWorkload
+from tensorir_ladder.schedules.errors import IllegalTile, IllegalWorkload
 from tensorir_ladder.schedules.isa import WARPGROUP, WGMMA_ROWS
 from tensorir_ladder.schedules.workloads import Matmul
+
+MOST_TOGETHER = 2  # blocks of a cluster: of four, 120 of an H200's 132 multiprocessors had one
 
 
 @on_a_short_stack
@@ -76,8 +79,9 @@ def persistent(
     says so in its attribute :data:`kernels.roles.OVERLAPS`).
 
     ``blocks`` of 2 are clusters: two blocks, one above the other, each load half of their common B tile, for both
-    (TMA multicast). Stages, edges, results, ``bounded``,
-    ``stamps`` and ``finish`` are as in :func:`kernels.warp_specialized.warp_specialized`.
+    (TMA multicast). The two blocks of a :class:`kernels.tiles.ClusterTile` load what they have in common in turn, as in
+    :func:`kernels.warp_specialized.warp_specialized`: of B, or beside each other of A, and of any width. Stages, edges,
+    results, ``bounded``, ``stamps`` and ``finish`` are as there.
 
     With ``any_rows`` the kernel takes any number of rows, in a further parameter, and with it, as ``helpers`` and
     ``cut``, how the last wave is cut then (:func:`kernels.stream_k.plans_by_rows`): as many workers as the machine runs
@@ -90,15 +94,22 @@ def persistent(
         IllegalWorkload for clusters with a residual or any number of rows.
     """
     tile.check_not_swapped()
-    tile.check_alone()
+    tile.check_sound()
     tile.check_late_results()
     epilogue.check_taken(problem)
+    if (total := blocks * tile.shared_by) > MOST_TOGETHER:
+        raise IllegalTile(
+            "clusters of so many blocks find no place on some multiprocessors, which then have no work",
+            value=f"{total} blocks",
+            limit=f"{MOST_TOGETHER}",
+            remedy="take a smaller cluster, or step 12",
+        )
     check_stages(stages, FEWEST_STAGES, MOST_STAGES)
     product = WarpgroupProduct.of(problem, tile)
     product.b.check_shares(blocks)
-    if blocks > 1 and (finish.residual or any_rows):
+    if total > 1 and (finish.residual or any_rows):
         what = "clusters add no residual, and take no number of rows but their own"
-        raise IllegalWorkload(what, value=f"{blocks} blocks", remedy="take blocks on their own")
+        raise IllegalWorkload(what, value=f"{total} blocks", remedy="take blocks on their own")
     by_tma = epilogue.can_store_by_tma(problem, tile)
     if any_rows and not by_tma:
         raise IllegalWorkload(
@@ -108,10 +119,12 @@ def persistent(
         )
     box_rows = (product.a.rows, product.b.box_rows(blocks), WGMMA_ROWS if by_tma else None)
     known = plan_for(problem, tile, machine, blocks, stream_k)
-    early, tile_columns = known.shortest, tile.counts(problem)[1]  # k tiles beside which results leave
+    early = known.shortest  # k tiles beside which results leave
+    down, across = tile.cluster[0] * blocks, tile.cluster[1]
+    tile_columns = -(-problem.n // (tile.block_n * across))
     stages = max(FEWEST_STAGES, min(stages, known.k_tiles))
     pieces = most_pieces(problem, tile, machine) if any_rows else known.pieces
-    room, again = pieces * blocks, any_rows or known.tiles > known.workers
+    room, again = pieces * total, any_rows or known.tiles > known.workers
     workers = machine.multiprocessors if any_rows else known.workers
     floats = room * PartialSums.floats(product.registers, tile.consumers)
     residual = Residual(problem, tile, product) if finish.residual else None
@@ -138,7 +151,7 @@ def persistent(
         log.bind()
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
-        here = RoleBlock(workers * blocks, tile.consumers, blocks)
+        here = RoleBlock(workers * total, tile.consumers, total, across)
         pool = T.SMEMPool()
         shared = SharedRing(pool, stages, product.stage_bytes, tile.consumers, bounded)
         log.clocks("begin", here.number, here.thread == 0)
@@ -148,7 +161,7 @@ def persistent(
             T.ptx.griddepcontrol.launch_dependents()
         high = T.meta_var(TileRows(rows, tile.block_m).count if any_rows else known.tiles // tile_columns)
         plan = T.meta_var(known_at_run_time(known, workers, high * tile_columns, helpers, cut) if any_rows else known)
-        work = Pieces(plan, here.number // blocks)
+        work = Pieces(plan, here.number // total)
         partial = PartialSums(shared_sums, flags, product.registers, tile.consumers, any_rows)
         if here.warpgroup == 0:  # the producer
             give_up_registers()
@@ -156,13 +169,17 @@ def persistent(
                 fill = RingState(stages, 1)  # 1: the ring's first turn waits for nobody
                 loads = T.meta_var(log.role("producer", here.number, counts=True))
                 while work.tile < plan.tiles:
-                    place = T.meta_var(grouped(work.tile, high, tile_columns, max(1, group // blocks)))
-                    row: T.let = (place[0] * blocks + here.member) * tile.block_m
-                    column: T.let = place[1] * tile.block_n
+                    place = T.meta_var(grouped(work.tile, high, tile_columns, max(1, group // down)))
+                    row: T.let = (place[0] * down + here.below) * tile.block_m
+                    column: T.let = (place[1] * across + here.beside) * tile.block_n
                     for k_tile in T.serial(work.count):
                         loads.wait("empty", shared.empty, fill, k_tile, "producer")
                         corner = T.meta_var((row, column, (work.first + k_tile) * tile.block_k))
-                        product.load(matrices, corner, shared.ring, fill.stage, shared.full, here.member, blocks)
+                        if tile.shared_by == 1:
+                            product.load(matrices, corner, shared.ring, fill.stage, shared.full, here.member, blocks)
+                        else:
+                            turns = T.meta_var((here.of_its_rows, here.of_its_columns))
+                            load_in_turn(product, matrices, corner, shared, fill.stage, k_tile, *turns)
                         loads.mark("load issued", k_tile)
                         fill.advance()
                     if finish.residual:
@@ -181,19 +198,19 @@ def persistent(
             @T.inline
             def add(piece):
                 """Add what a helper handed over."""
-                partial.add(mine, piece * blocks + here.member, own)
+                partial.add(mine, piece * total + here.member, own)
 
             @T.inline
             def hand_over(piece):
                 """Leave the sums to the tile's owner."""
-                partial.hand_over(mine, piece * blocks + here.member, own)
+                partial.hand_over(mine, piece * total + here.member, own)
                 late.waiting = 0
 
             while work.tile < plan.tiles:
                 marks.mark("piece begins")
-                place = T.meta_var(grouped(work.tile, high, tile_columns, max(1, group // blocks)))
-                row: T.let = (place[0] * blocks + here.member) * tile.block_m + mine.row
-                column: T.let = place[1] * tile.block_n + mine.column
+                place = T.meta_var(grouped(work.tile, high, tile_columns, max(1, group // down)))
+                row: T.let = (place[0] * down + here.below) * tile.block_m + mine.row
+                column: T.let = (place[1] * across + here.beside) * tile.block_n + mine.column
                 for k_tile in T.unroll(early):  # beside these the piece before stores its results, a box each
                     marks.wait("full", shared.full, mine.read, k_tile, "consumer")
                     mine.multiply(marks, k_tile, T.bool(k_tile != 0))
@@ -228,7 +245,7 @@ def persistent(
             if by_tma:
                 boxes.finish(here.warp)
             marks.mark("results stored", -1, together=True, only=late.waiting > 0)
-        end_together(blocks)  # a cluster's other block may still write here
+        end_together(total)  # a cluster's other block may still write here
         log.clocks("end", here.number, here.thread == 0, together=True)
 
     used = {"bias_ptr": finish.bias, "residual_ptr": finish.residual, **dict.fromkeys(PLANNED, any_rows)}

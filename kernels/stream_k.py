@@ -142,14 +142,15 @@ def plan_stream_k(
 def plan_for(
     problem: Matmul, tile: RoleTile, machine: Machine, blocks: int = 1, cuts: bool = True, batch: int = 1
 ) -> StreamKPlan:
-    """Plan a ``batch`` of products with a tile; workers are clusters of ``blocks`` along rows.
+    """Plan a ``batch`` of products with a tile; workers are clusters of ``blocks`` along rows, or those of the tile.
 
     Results of a piece leave beside the first k tiles of the next, a box each: no piece has fewer.
     """
-    tiles = -(-problem.m // (tile.block_m * blocks)) * -(-problem.n // tile.block_n) * batch
+    down, across = tile.cluster[0] * blocks, tile.cluster[1]
+    tiles = -(-problem.m // (tile.block_m * down)) * -(-problem.n // (tile.block_n * across)) * batch
     k_tiles = -(-problem.k // tile.block_k)
     boxes = max(1, tile.group_m // WGMMA_ROWS * -(-tile.group_n // PANEL))
-    workers, shortest = machine.multiprocessors // blocks, min(boxes, k_tiles)
+    workers, shortest = machine.multiprocessors // (down * across), min(boxes, k_tiles)
     return plan_stream_k(tiles, k_tiles, tile.block, workers, shortest, machine.rates, cuts)
 
 

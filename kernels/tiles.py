@@ -92,6 +92,16 @@ class HopperTile(TmaTile, WarpgroupTile):
     """
 
     @property
+    def cluster(self) -> tuple[int, int]:
+        """Blocks of a cluster that share their loads: below each other, and beside; only some tiles have more."""
+        return 1, 1
+
+    @property
+    def shared_by(self) -> int:
+        """Blocks of a cluster that share their loads."""
+        return self.cluster[0] * self.cluster[1]
+
+    @property
     def group_n(self) -> int:
         """Columns of one warpgroup, which are its instruction's width."""
         return self.block_n // self.warpgroups[1]
@@ -127,21 +137,6 @@ class RoleTile(HopperTile):
     def swapped(self) -> bool:
         """True where weights are the instruction's rows: a :class:`SwappedTile`."""
         return False
-
-    @property
-    def shared_by(self) -> int:
-        """Blocks of a cluster that share their loads; 1 where there is none."""
-        return 1
-
-    def check_alone(self) -> None:
-        """Raise IllegalTile for a tile whose blocks are clusters."""
-        if self.shared_by > 1:
-            raise IllegalTile(
-                "this kernel's tiles say nothing of clusters",
-                value=str(self),
-                limit=RoleTile.FORM,
-                remedy="leave out the third field, or take step 12",
-            )
 
     def check_not_swapped(self) -> None:
         """Raise IllegalTile for a tile of a kernel that exchanges the operands."""
@@ -225,7 +220,7 @@ class RoleTile(HopperTile):
 
 @dataclass(frozen=True)
 class ClusterTile(RoleTile):
-    """The tile of step 12's kernel whose blocks share their loads.
+    """The tile of kernels with roles whose blocks share their loads.
 
     Written ``64x72x64/1x1/4x2``: clusters of four blocks down and two across. Those beside each other load the same
     rows of A, those below each other the same columns of B, once for all of them (TMA multicast).
@@ -235,11 +230,6 @@ class ClusterTile(RoleTile):
 
     FORM: ClassVar[str] = "MxNxK/WGMxWGN/DOWNxACROSS"
     EXAMPLE: ClassVar[str] = "64x72x64/1x1/4x2"
-
-    @property
-    def shared_by(self) -> int:
-        """Blocks of the cluster."""
-        return self.cluster[0] * self.cluster[1]
 
     def misfits(self) -> list[str]:
         """Return also a cluster that is none, or too large."""
@@ -283,11 +273,6 @@ class SwappedTile(RoleTile):
     def swapped(self) -> bool:
         """True."""
         return True
-
-    @property
-    def shared_by(self) -> int:
-        """Blocks of a cluster that share their loads; those of ``parts`` share none."""
-        return self.cluster[0] * self.cluster[1]
 
     @property
     def reads_parts_of_panels(self) -> bool:

@@ -21,7 +21,15 @@ from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue
 from tensorir_ladder.kernels.persistent import cluster_blocks, persistent
 from tensorir_ladder.kernels.stream_k import plan_for
 from tensorir_ladder.kernels.swapped import swapped
-from tensorir_ladder.kernels.tiles import RING_CHOICES, ROLE_CHOICES, HopperTile, RoleTile, SwappedTile, role_choices
+from tensorir_ladder.kernels.tiles import (
+    RING_CHOICES,
+    ROLE_CHOICES,
+    ClusterTile,
+    HopperTile,
+    RoleTile,
+    SwappedTile,
+    role_choices,
+)
 from tensorir_ladder.kernels.tma_ring import tma_ring
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
 from tensorir_ladder.schedules import tiles
@@ -118,7 +126,7 @@ def _kept_on(blocks: int, cuts: bool) -> StepKernel:
     Blocks on their own take any width, so that a product's columns can be divided evenly.
     """
     build = functools.partial(_persistent, blocks=blocks, stream_k=cuts)
-    menu = ROLE_MENU if blocks > 1 else (*ROLE_MENU, *WIDTHS)
+    menu = ROLE_MENU if blocks > 1 else (*ROLE_MENU, *WIDTHS, *PAIRS)
     return StepKernel(13, menu, build, early=True, stays=True, cuts=cuts, blocks=blocks)
 
 
@@ -135,6 +143,13 @@ _MORE_ROLES = (
 )
 ROLE_MENU = (*ROLE_CHOICES, *(tiles.Choice(RoleTile.parse(tile), stages) for tile, stages in _MORE_ROLES))
 WIDTHS = tuple(each for each in role_choices(by=8) if each.tile not in [one.tile for one in ROLE_MENU])
+LARGE = 128 * 128  # results of a tile that is worth sharing in pairs: smaller ones are step 12's
+PAIRS = tuple(
+    tiles.Choice(ClusterTile(each.tile.block, each.tile.warpgroups, cluster), each.stages)
+    for cluster in ((2, 1), (1, 2))
+    for each in role_choices(by=8)
+    if each.tile.block_m * each.tile.block_n >= LARGE
+)
 RING_MENU = (*RING_CHOICES, tiles.Choice(HopperTile.parse("128x192x64/2x1"), 5))
 
 KERNELS = {  # as each step is, which a tuned line names

@@ -171,14 +171,19 @@ class Forms:
 
     def __init__(self, choices: Sequence[Choice], rates: KernelRates, multiprocessors: int) -> None:
         tiles, kernels = [each.tile for each in choices], [each.kernel for each in choices]
-        self.multiprocessors, self.tiles = multiprocessors, [str(tile) for tile in tiles]
+        # Of tiles in clusters, what each block has: how well it multiplies is the same.
+        self.multiprocessors, self.tiles = multiprocessors, [str(HopperTile(t.block, t.warpgroups)) for t in tiles]
         self.block_m, self.block_n, self.block_k = (np.array([tile.block[axis] for tile in tiles]) for axis in range(3))
         self.stages = np.array([each.stages for each in choices])
         self.blocks = np.array([kernel.blocks or 1 for kernel in kernels])
+        self.down, self.across = (np.array([tile.cluster[axis] for tile in tiles]) for axis in (0, 1))
+        self.down = self.down * self.blocks
         self.cuts, self.stays = (np.array([getattr(k, kind) for k in kernels]) for kind in ("cuts", "stays"))
         self.ring = np.array([kernel.step == 11 for kernel in kernels])
         # What follows of them, whatever the product is.
-        self.rows, self.workers = self.block_m * self.blocks, multiprocessors // self.blocks
+        self.rows, self.wide = self.block_m * self.down, self.block_n * self.across
+        self.together = self.down * self.across
+        self.workers = multiprocessors // self.together
         self.leaves, self.whole = ~self.stays, ~self.cuts
         self.shortest = np.array([max(1, tile.group_m * tile.group_n // PANEL_RESULTS) for tile in tiles])
         self.panels = -(-self.block_n // LINE) * LINE
@@ -196,7 +201,8 @@ class Forms:
         self.rates = rates
         self.efficiency = rates.efficiencies(self.block_m, self.block_n, self.block_k)
         self.sums_us = self.block_m * self.block_n * (SUM_BYTES / rates.sums)
-        self.begin = rates.launch + rates.waits * self.leaves + rates.ring * self.ring + rates.pair * (self.blocks - 1)
+        self.begin = rates.launch + rates.waits * self.leaves + rates.ring * self.ring
+        self.begin = self.begin + rates.pair * (self.together - 1)
 
     def at(self, places: np.ndarray) -> Forms:
         """Return the kernels at some places, in their order."""
@@ -209,18 +215,19 @@ class Forms:
 
     def alike(self) -> np.ndarray:
         """Return, for each two kernels, how much one's times say of the other: their tiles' widths alone may differ."""
-        kinds = np.stack([self.block_m, self.block_k, self.blocks, self.cuts, self.stays, self.ring], axis=1)
+        clusters = self.blocks, self.down, self.across
+        kinds = np.stack([self.block_m, self.block_k, *clusters, self.cuts, self.stays, self.ring], axis=1)
         same = (kinds[:, None] == kinds).all(-1)
         apart = (self.block_n[:, None] - self.block_n) / NEAR_COLUMNS
         return np.where(apart == 0, same * 1.0, same * ALIKE * np.exp(-0.5 * apart**2))
 
     def log_waves(self, m: Any, n: Any, batch: int = 1) -> np.ndarray:
         """Return how many waves of tiles there are, as a power of two."""
-        return np.log2(-(-m // self.rows) * -(-n // self.block_n) * batch / self.workers)
+        return np.log2(-(-m // self.rows) * -(-n // self.wide) * batch / self.workers)
 
     def waves(self, m: Any, n: Any, batch: int = 1) -> tuple[np.ndarray, np.ndarray]:
         """Count the whole waves of tiles, and the tiles of the last one that is not whole."""
-        return np.divmod(-(-m // self.rows) * -(-n // self.block_n) * batch, self.workers)
+        return np.divmod(-(-m // self.rows) * -(-n // self.wide) * batch, self.workers)
 
 
 class KTile:
@@ -238,9 +245,9 @@ class KTile:
         self.rates, self.written = r, 1 + (r.writing_across - 1) * f.ragged
         self.multiplying = f.block_m * f.block_n * f.block_k / (r.multiply_adds * f.efficiency)
         columns = np.where(nt, f.block_n, f.panels)  # of a B stored [k, n] whole panels are loaded
-        self.brought = (f.block_m * a_factor + columns * b_factor / f.blocks) * f.block_k * ITEMSIZE
+        self.brought = (f.block_m * a_factor / f.across + columns * b_factor / f.down) * f.block_k * ITEMSIZE
         self.arriving = r.latency / (f.stages - 1)
-        self.turn = r.turn + r.ring_turn * f.ring + r.pair_turn * (f.blocks - 1)
+        self.turn = r.turn + r.ring_turn * f.ring + r.pair_turn * (f.together - 1)
         self.all_busy = self.time(np.array(f.multiprocessors))
         self.impossible = f.unshared & ~np.asarray(nt, bool)
 
@@ -270,7 +277,7 @@ def microseconds(forms: Forms, k_tile: KTile, m: Any, n: Any, k: Any, batch: int
     waves, owned = f.waves(m, n, batch)
     first, some = waves == 0, owned > 0
     # Blocks that begin early take the places that the kernel before leaves; where these are few, near each other.
-    alone = owned * f.blocks
+    alone = owned * f.together
     crowded = f.stays & first & (alone > f.multiprocessors / 2)
     busy = alone + min(r.crowding, 1.0) * (crowded * (f.multiprocessors - alone))
     # A cut last wave: in equal parts where workers are twice the tiles, else some of them help all the others.

@@ -85,8 +85,8 @@ def test_a_cluster_must_be_able_to_share_b() -> None:
     for cluster in ("3x3", "16x1"):
         with pytest.raises(IllegalTile, match="limit 8 of a cluster"):
             warp_specialized(problem, RoleTile.parse(f"64x72x64/1x1/{cluster}"), 4)
-    with pytest.raises(IllegalTile, match=r"say nothing of clusters.*64x64x64/1x1/2x1"):
-        persistent(problem, RoleTile.parse("64x64x64/1x1/2x1"), 4, machine=hopper(4))
+    with pytest.raises(IllegalTile, match=r"so many blocks find no place.*4 blocks.*limit 2"):
+        persistent(problem, RoleTile.parse("64x64x64/1x1/2x2"), 4, machine=hopper(4))
 
 
 @pytest.mark.parametrize("more", [{"any_rows": True}, {"batch": 2}, {"finish": Epilogue(residual=True)}])
@@ -118,6 +118,37 @@ def test_wide_tiles_and_clusters_are_right(tile: str, shape: tuple[int, int, int
     run(a, b, c)
     right = a.astype("float64") @ (b if layout == "nn" else b.T).astype("float64")
     np.testing.assert_allclose(c.astype("float64"), right, rtol=2**-10, atol=2**-10 * problem.k**0.5)
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize(
+    ("tile", "shape", "layout", "sms", "stream_k"),
+    [
+        ("64x72x64/1x1/1x2", (200, 424, 264), "nn", 4, False),  # six tiles across: three clusters, and two workers
+        ("64x72x64/1x1/2x1", (330, 136, 200), "nt", 4, False),  # the last cluster's second block has no tile
+        ("64x64x64/1x1/1x2", (64, 380, 1032), "nt", 4, True),  # helpers hand over sums
+        ("128x136x64/2x1/2x1", (500, 264, 520), "nn", 6, True),
+    ],
+)
+def test_blocks_that_stay_share_loads_in_turn(
+    tile: str, shape: tuple[int, int, int], layout: str, sms: int, stream_k: bool
+) -> None:
+    """And the sums are those of blocks on their own, to the last bit, where no tile is cut."""
+    m, n, k = shape
+    problem = Matmul(m, -(-n // 8) * 8, k, "float16", layout=layout)
+    draw = np.random.default_rng(0)
+    a, b = (draw.normal(size=size).astype("float16") for size in ((problem.m, problem.k), problem.b_shape))
+    results = []
+    for text in (tile, tile.rpartition("/")[0]):
+        more = {"machine": hopper(sms), "stream_k": stream_k, "bounded": True, "overlapped": True}
+        kernel = persistent(problem, RoleTile.parse(text), 3, **more)
+        c = np.full((problem.m, problem.n), 77, "float16")
+        EmulatorBackend(seed=sms).load(lower_schedule(kernel, HOPPER, "stays"))(a, b, c)
+        results.append(c)
+    right = a.astype("float64") @ (b if layout == "nn" else b.T).astype("float64")
+    np.testing.assert_allclose(results[0].astype("float64"), right, rtol=2**-10, atol=2**-10 * problem.k**0.5)
+    if not stream_k:
+        np.testing.assert_array_equal(*results)
 
 
 def test_roles_have_their_own_instructions() -> None:
