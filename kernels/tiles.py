@@ -260,7 +260,7 @@ class SwappedTile(RoleTile):
     cluster: tuple[int, int] = (1, 1)
 
     FORM: ClassVar[str] = "MxNxK/WGMxWGN/P/DOWNxACROSS"
-    EXAMPLE: ClassVar[str] = "16x128x64/1x2/4, or 72x64x64/1x1/1/2x4"
+    EXAMPLE: ClassVar[str] = "72x64x64/1x1/1/2x4"
 
     @classmethod
     def _match(cls, text: str) -> re.Match[str] | None:

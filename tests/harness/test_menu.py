@@ -41,17 +41,20 @@ def timed_on(costs: Costs, problem: Matmul, noise: random.Random | None = None) 
 
 
 def test_a_product_s_candidates_are_the_likeliest_and_some_of_each_kind() -> None:
+    kinds: set[str] = set()
     for problem in draw_products(3, 4):
         taken = candidates(problem, COSTS, H200)
         names = [each.name for each in taken]
-        assert len(set(names)) == len(names) >= menu.LIKELIEST
+        assert len(set(names)) == len(names) > 4
         assert (str(Streamed()) in names) == streams(problem)
         for each in taken[:: len(taken) - 1]:
             choice, product, setting = each.made_for
             exchanged = all_tiles().place(each.name) is not None
             name = named(choice.tile) if exchanged else str(choice)
             assert (name, product, setting.machine.name) == (each.name, problem, "NVIDIA H200")
-    assert {"step 11", "step 12", "step 13"} <= {name.split(",")[0] for name in names}
+            assert [str(made) for made, _, _ in each.kernels] == [str(choice)]
+        kinds |= {name.split(",")[0].split(" ")[0] for name in names}
+    assert {"step", "exchanged", "clustered"} <= kinds
 
 
 def test_products_are_drawn_by_their_seed() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from support.cases import SMALL_TILES, STEPS
 from tensorir_ladder.kernels.blackwell import BlackwellTile
-from tensorir_ladder.kernels.tiles import HopperTile, RoleTile, SwappedTile
+from tensorir_ladder.kernels.tiles import ClusterTile, HopperTile, RoleTile, SwappedTile
 from tensorir_ladder.schedules.errors import IllegalTile
 from tensorir_ladder.schedules.tiles import BlockTile, TensorCoreTile, ThreadTile, WarpgroupTile, WarpTile
 
@@ -20,9 +20,11 @@ NAMED: dict[str, BlockTile] = {
     "128x256x64/2x1": HopperTile(block=(128, 256, 64), warpgroups=(2, 1)),
     "128x256x64/1x2": RoleTile(block=(128, 256, 64), warpgroups=(1, 2)),
     "16x128x64/1x2/4": SwappedTile(block=(16, 128, 64), warpgroups=(1, 2), parts=4),
+    "64x72x64/1x1/4x2": ClusterTile(block=(64, 72, 64), warpgroups=(1, 1), cluster=(4, 2)),
+    "72x64x64/1x1/1/2x4": SwappedTile(block=(72, 64, 64), warpgroups=(1, 1), parts=1, cluster=(2, 4)),
     "128x192x64": BlackwellTile(block=(128, 192, 64)),
 }
-FAMILIES = [type(tile) for tile in NAMED.values()]
+FAMILIES = list(dict.fromkeys(type(tile) for tile in NAMED.values()))
 each_family = pytest.mark.parametrize("family", FAMILIES)
 
 

@@ -186,10 +186,12 @@ PLANS: dict[Any, LaunchPlan] = {}  # of kernels for the stand-in's GPU, each low
 def _use(
     library: Library, monkeypatch: pytest.MonkeyPatch, choosing: Callable[..., Choice | Streamed] = _simple
 ) -> None:
-    def chosen(problem: Matmul, machine: Machine, batch: int, any_rows: bool, dense: bool) -> Choice | Streamed:
+    def chosen(
+        problem: Matmul, machine: Machine, batch: int, any_rows: bool, dense: bool, narrows: bool
+    ) -> Choice | Streamed:
         if choosing is _simple and (batch, any_rows) == (1, False):
             return _simple(problem, machine)
-        return choose(problem, machine, batch, any_rows, dense)
+        return choose(problem, machine, batch, any_rows, dense, narrows)
 
     def lowered(choice: Choice | Streamed, problem: Matmul, setting: Setting, _compiler: Any) -> CompiledKernel:
         key = (str(choice), problem, replace(setting, machine=None))
