@@ -23,6 +23,8 @@ from tensorir_ladder.kernels.roles import (
     RoleBlock,
     SharedRing,
     end_together,
+    give_up_registers,
+    take_registers,
 )
 from tensorir_ladder.kernels.short_stack import on_a_short_stack
 from tensorir_ladder.kernels.stamps import Log, Stamps
@@ -106,7 +108,8 @@ def swapped(
     width = columns or problem.n
     by_tma = problem.out_dtype in PTX_TYPES and tma.rows_fit(width, problem.out_dtype)
     stages = max(FEWEST_STAGES, min(stages, k_tiles))
-    resident = tile.resident(dtype_bytes(problem.dtype), stages)
+    itemsize = dtype_bytes(problem.dtype)
+    resident, in_ring = tile.resident(itemsize, stages), tile.results_in_ring(itemsize, stages)
     log = Log(stamps, ("producer", *(f"consumer {number}" for number in range(tile.consumers))))
 
     @T.prim_func
@@ -122,7 +125,7 @@ def swapped(
         here = RoleBlock(cluster_rows * cluster_columns * shared_by * parts, tile.consumers, shared_by, across)
         cluster = ClusterSums(parts, product.registers)
         pool = T.SMEMPool()
-        shared = SharedRing(pool, stages, product.stage_bytes, tile.consumers, bounded, tile.result_bytes)
+        shared = SharedRing(pool, stages, product.stage_bytes, tile.consumers, bounded, tile.result_bytes, in_ring)
         log.clocks("begin", here.number, here.thread == 0)
         shared.begin(here)
         if overlapped:
@@ -135,6 +138,8 @@ def swapped(
         first: T.let = cluster.part * k_tiles // parts
         count: T.let = (cluster.part + 1) * k_tiles // parts - first
         if here.warpgroup == 0:  # the producer
+            if tile.roles_exchange:
+                give_up_registers()
             if here.warp == 0 and tma.elected():
                 fill = RingState(stages, 1)  # 1: the ring's first turn waits for nobody
                 loads = T.meta_var(log.role("producer", here.number))
@@ -150,6 +155,8 @@ def swapped(
             cluster.meet()
             cluster.meet()
         else:  # a consumer
+            if tile.roles_exchange:
+                take_registers(tile)
             mine = Consumer(here, shared, product, turned)
             own: T.let = here.thread % WARPGROUP
             marks = T.meta_var(log.role("consumer 0", here.number, mine.number, own == 0))
@@ -169,6 +176,8 @@ def swapped(
                 corner = T.meta_var((row + mine.column, column + mine.row))
                 finish.apply_down(bias, mine.sums, product, corner[1], here.warp, here.lane)
                 if by_tma:
+                    if in_ring:
+                        _await_all_read(tile.consumers)
                     _collect(mine.sums, product, problem.out_dtype, shared.results, results, here.warp, here.lane)
                     marks.mark("sums free")
                     T.ptx.fence.proxy.async_.shared__cta()
@@ -277,6 +286,16 @@ def _load_in_turn(product, maps, corner, shared, stage, k_tile, here):
     if k_tile % here.across == here.beside:
         place = T.meta_var(first + product.a.bytes)
         product.b.load(maps.b_map, row, step, shared.ring, place, shared.full.at(stage), to=here.of_its_rows)
+
+
+def _await_all_read(consumers: int) -> None:
+    """Emit the wait until all of a block's consumers have read the ring's last stage: results may then lie there.
+
+    Nothing is on its way to the ring any more, whichever of the cluster's blocks loaded it. Each load that arrives here
+    is of one of this block's k tiles, whose full barrier counts its bytes, and each consumer has waited for every k
+    tile's. Nor do instructions read it: each consumer has retired all of its own.
+    """
+    T.evaluate(T.ptx.bar.sync(T.uint32(1 + consumers), T.uint32(consumers * WARPGROUP)))  # others are the warpgroups'
 
 
 def _box_bytes(product: WarpgroupProduct) -> int:
