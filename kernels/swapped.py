@@ -75,6 +75,10 @@ def swapped(
     below. That spares the L2 cache reads, and rows that lie across its lines cost a load for all instead of one each.
     Blocks beyond the output only load.
 
+    Consumers of large tiles have registers that the producer gives up
+    (:attr:`kernels.tiles.SwappedTile.roles_exchange`), and results lie in the ring's memory where that makes room for
+    another stage (:meth:`kernels.tiles.SwappedTile.results_in_ring`).
+
     Where a tile has ``parts``, each block of the cluster multiplies as many
     k tiles, give or take one; the first adds the others' sums to its own, in the order of the parts, so that results
     are the same to the last bit each time. Blocks are small: a multiprocessor holds several

@@ -42,7 +42,7 @@ class WarpgroupProduct(TileProduct):
     ``registers`` are the sums of a thread, those of one instruction together.
     """
 
-    shares: tuple[int, ...] = ()  # of the columns, an instruction each, where one has not all
+    shares: tuple[int, ...] = ()  # columns of each instruction, where none has all of them
 
     ROWS: ClassVar[int] = WGMMA_ROWS
     PART: ClassVar[str] = "per warpgroup"
