@@ -122,7 +122,8 @@ class RoleBlock:
 class SharedRing:
     """A block's shared memory: a ring of stages, each with a full and an empty barrier, and room for results.
 
-    ``result_bytes`` of a consumer: by default two boxes of 64 × 64.
+    ``result_bytes`` of a consumer: by default two boxes of 64 × 64. With ``in_ring`` they lie in the ring's memory,
+    from its beginning: for who knows that the ring is read, and that nothing more is loaded.
     """
 
     def __init__(
@@ -133,11 +134,16 @@ class SharedRing:
         consumers: int,
         bounded: bool,
         result_bytes: int = RESULT_BOXES * WGMMA_ROWS * ROW_BYTES,
+        in_ring: bool = False,
     ) -> None:
         self.stages = stages
-        self.ring = _named("ring", pool.alloc((stages * stage_bytes,), "uint8", align=1024))
-        boxes = pool.alloc((consumers * result_bytes,), "uint8", align=1024)
-        self.results = _named("results", boxes)
+        ring_bytes = max(stages * stage_bytes, consumers * result_bytes if in_ring else 0)
+        self.ring = _named("ring", pool.alloc((ring_bytes,), "uint8", align=1024))
+        if in_ring:
+            self.results = self.ring
+        else:
+            boxes = pool.alloc((consumers * result_bytes,), "uint8", align=1024)
+            self.results = _named("results", boxes)
         self.full = Barriers(pool, stages, bounded)
         self.empty = Barriers(pool, stages, bounded)
         pool.commit()

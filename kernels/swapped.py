@@ -24,7 +24,9 @@ from tensorir_ladder.kernels.roles import (
     RoleBlock,
     SharedRing,
     end_together,
+    give_up_registers,
     load_in_turn,
+    take_registers,
 )
 from tensorir_ladder.kernels.short_stack import on_a_short_stack
 from tensorir_ladder.kernels.stamps import Log, Stamps
@@ -74,6 +76,10 @@ def swapped(
     below. That spares the L2 cache reads, and rows that lie across its lines cost a load for all instead of one each.
     Blocks beyond the output only load.
 
+    Consumers of large tiles have registers that the producer gives up
+    (:attr:`kernels.tiles.SwappedTile.roles_exchange`), and results lie in the ring's memory where that makes room for
+    another stage (:meth:`kernels.tiles.SwappedTile.results_in_ring`).
+
     Where a tile has ``parts``, each block of the cluster multiplies as many
     k tiles, give or take one; the first adds the others' sums to its own, in the order of the parts, so that results
     are the same to the last bit each time. Blocks are small: a multiprocessor holds several
@@ -107,7 +113,8 @@ def swapped(
     width = columns or problem.n
     by_tma = problem.out_dtype in PTX_TYPES and tma.rows_fit(width, problem.out_dtype)
     stages = max(FEWEST_STAGES, min(stages, k_tiles))
-    resident = tile.resident(dtype_bytes(problem.dtype), stages)
+    itemsize = dtype_bytes(problem.dtype)
+    resident, in_ring = tile.resident(itemsize, stages), tile.results_in_ring(itemsize, stages)
     log = Log(stamps, ("producer", *(f"consumer {number}" for number in range(tile.consumers))))
 
     @T.prim_func
@@ -123,7 +130,7 @@ def swapped(
         here = RoleBlock(cluster_rows * cluster_columns * shared_by * parts, tile.consumers, shared_by, across)
         cluster = ClusterSums(parts, product.registers)
         pool = T.SMEMPool()
-        shared = SharedRing(pool, stages, product.stage_bytes, tile.consumers, bounded, tile.result_bytes)
+        shared = SharedRing(pool, stages, product.stage_bytes, tile.consumers, bounded, tile.result_bytes, in_ring)
         log.clocks("begin", here.number, here.thread == 0)
         shared.begin(here)
         if overlapped:
@@ -136,6 +143,8 @@ def swapped(
         first: T.let = cluster.part * k_tiles // parts
         count: T.let = (cluster.part + 1) * k_tiles // parts - first
         if here.warpgroup == 0:  # the producer
+            if tile.roles_exchange:
+                give_up_registers()
             if here.warp == 0 and tma.elected():
                 fill = RingState(stages, 1)  # 1: the ring's first turn waits for nobody
                 loads = T.meta_var(log.role("producer", here.number))
@@ -152,6 +161,8 @@ def swapped(
             cluster.meet()
             cluster.meet()
         else:  # a consumer
+            if tile.roles_exchange:
+                take_registers(tile)
             mine = Consumer(here, shared, product, turned)
             own: T.let = here.thread % WARPGROUP
             marks = T.meta_var(log.role("consumer 0", here.number, mine.number, own == 0))
@@ -171,6 +182,8 @@ def swapped(
                 corner = T.meta_var((row + mine.column, column + mine.row))
                 finish.apply_down(bias, mine.sums, product, corner[1], here.warp, here.lane)
                 if by_tma:
+                    if in_ring:
+                        _await_all_read(tile.consumers)
                     _collect(mine.sums, product, problem.out_dtype, shared.results, results, here.warp, here.lane)
                     marks.mark("sums free")
                     T.ptx.fence.proxy.async_.shared__cta()
@@ -263,6 +276,16 @@ def _places(machine: Machine, parts: int) -> int:
     """
     share = 1.0 if parts <= 2 else CLUSTERED
     return int(share * machine.multiprocessors / parts) * parts
+
+
+def _await_all_read(consumers: int) -> None:
+    """Emit the wait until all of a block's consumers have read the ring's last stage: results may then lie there.
+
+    Nothing is on its way to the ring any more, whichever of the cluster's blocks loaded it. Each load that arrives here
+    is of one of this block's k tiles, whose full barrier counts its bytes, and each consumer has waited for every k
+    tile's. Nor do instructions read it: each consumer has retired all of its own.
+    """
+    T.evaluate(T.ptx.bar.sync(T.uint32(1 + consumers), T.uint32(consumers * WARPGROUP)))  # others are the warpgroups'
 
 
 def _box_bytes(product: WarpgroupProduct) -> int:

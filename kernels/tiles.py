@@ -11,8 +11,24 @@ import numpy as np
 from tvm.target import Target
 
 from tensorir_ladder.schedules.errors import IllegalTile
-from tensorir_ladder.schedules.isa import PANEL, ROW_BYTES, SHARED_KIB, WARPGROUP, WGMMA_ROWS, WIDEST, wgmma_misfits
-from tensorir_ladder.schedules.tiles import WGMMA_REGISTERS, BlockTile, Choice, WarpgroupTile, indivisible
+from tensorir_ladder.schedules.isa import (
+    PANEL,
+    ROW_BYTES,
+    SHARED_KIB,
+    WARPGROUP,
+    WGMMA_ROWS,
+    WGMMA_WIDTHS,
+    WIDEST,
+    wgmma_misfits,
+)
+from tensorir_ladder.schedules.tiles import (
+    REGISTERS_PER_THREAD,
+    WGMMA_REGISTERS,
+    BlockTile,
+    Choice,
+    WarpgroupTile,
+    indivisible,
+)
 from tensorir_ladder.schedules.workloads import Matmul
 
 if TYPE_CHECKING:
@@ -32,8 +48,20 @@ ALONE = "/1x1"  # a tile's last field where its blocks share no loads
 MOST_RESIDENT = 4  # blocks of a swapped product's kernel that a multiprocessor is asked to hold at once
 
 
-def _in_steps(registers: int) -> int:
+def _in_steps(registers: Any) -> Any:
     return registers // REGISTER_STEP * REGISTER_STEP
+
+
+# What a block's consumers take, also of many blocks at once: of numbers or arrays.
+
+
+def _launch_registers(consumers: Any) -> Any:
+    return np.minimum(_in_steps(BLOCK_REGISTERS // ((consumers + 1) * WARPGROUP)), MOST_CONSUMER_REGISTERS)
+
+
+def _consumer_share(consumers: Any) -> Any:
+    left = _launch_registers(consumers) * (consumers + 1) - PRODUCER_REGISTERS
+    return np.minimum(_in_steps(left // consumers), MOST_CONSUMER_REGISTERS)
 
 
 @dataclass(frozen=True)
@@ -164,7 +192,7 @@ class RoleTile(HopperTile):
 
         The compiler takes no more than a role asks for, nor than the launch bounds leave.
         """
-        return min(_in_steps(BLOCK_REGISTERS // self.threads_per_block), MOST_CONSUMER_REGISTERS)
+        return int(_launch_registers(self.consumers))
 
     @property
     def consumer_share(self) -> int:
@@ -173,8 +201,7 @@ class RoleTile(HopperTile):
         A block's pool holds only what its threads were launched with and have given back: a consumer that asks for
         more than is there waits for ever.
         """
-        left = self.registers * (self.consumers + 1) - PRODUCER_REGISTERS
-        return min(_in_steps(left // self.consumers), MOST_CONSUMER_REGISTERS)
+        return int(_consumer_share(self.consumers))
 
     @property
     def consumer_registers(self) -> int:
@@ -287,13 +314,28 @@ class SwappedTile(RoleTile):
 
     @property
     def registers(self) -> int:
-        """Registers of a thread, of whatever role: those of a consumer, and what it adds of other parts at once."""
-        return _swapped_registers(self.group_m, self.group_n, self.parts)
+        """Registers that every thread is launched with.
+
+        As many as a consumer needs, and adds of other parts at once; an equal share of all where ``roles_exchange``
+        some.
+        """
+        return int(_swapped_registers(self.group_m, self.group_n, self.parts, self.consumers))
 
     @property
-    def consumer_share(self) -> int:
-        """Registers of a consumer's thread: roles exchange none, since none of them needs many."""
-        return MOST_CONSUMER_REGISTERS
+    def instruction_rows(self) -> tuple[int, ...]:
+        """The tile's rows that each of a consumer's instructions has: all, or half, where all take too many registers.
+
+        Roles exchange registers, but ptxas holds an instruction to those of the launch (:data:`INSTRUCTION_REGISTERS`).
+        """
+        if self.group_m // 2 + INSTRUCTION_REGISTERS <= self.registers:
+            return (self.group_m,)
+        first = -(-self.group_m // (2 * WGMMA_WIDTHS)) * WGMMA_WIDTHS
+        return (first, self.group_m - first)
+
+    @property
+    def roles_exchange(self) -> bool:
+        """True where consumers need more registers than an equal share, and have them if the producer gives up some."""
+        return bool(_roles_exchange(self.group_m, self.group_n, self.parts, self.consumers))
 
     def misfits(self) -> list[str]:
         """Return what does not fit warpgroups, wgmma with its operands exchanged, TMA, or a cluster."""
@@ -321,28 +363,66 @@ class SwappedTile(RoleTile):
         return _swapped_results(self.group_m, self.group_n, self.parts)
 
     def smem_bytes(self, itemsize: int, stages: int = 1) -> int:
-        """Return the shared memory of a block: stages with two barriers each, and the consumers' results."""
-        return _swapped_bytes(*self.block, self.parts, itemsize, stages)
+        """Return the shared memory of a block: stages with two barriers each, and results, beside them or within."""
+        return int(_swapped_bytes(*self.block, self.parts, itemsize, stages))
+
+    def results_in_ring(self, itemsize: int, stages: int) -> bool:
+        """Tell whether results lie in the ring's memory, since so many stages leave them none beside it.
+
+        Never those of parts: sums that another block reads have memory of their own.
+        """
+        return bool(_results_in_ring(*self.block, self.parts, itemsize, stages))
 
     def resident(self, itemsize: int, stages: int) -> int:
         """Return how many blocks a multiprocessor holds at once, by shared memory and registers: 1 to 4."""
         return max(1, int(_resident(self.smem_bytes(itemsize, stages), self.threads_per_block, self.registers)))
 
 
-# What a tile of exchanged operands takes, also of many at once (:mod:`torch_ops.exchanged`): of numbers or arrays.
+# What a tile of exchanged operands takes, also of many at once (:mod:`torch_ops.exchanged`): of numbers or arrays. Rows
+# and columns that registers are counted of are a consumer's.
 
 
 def _swapped_results(rows: Any, columns: Any, parts: Any) -> Any:
     return rows * columns * (2 + 2 * (parts > 1))
 
 
-def _swapped_registers(rows: Any, columns: Any, parts: Any) -> Any:
-    return rows * columns * 3 // (2 * WARPGROUP) + WGMMA_REGISTERS + ADDED_AT_ONCE * (parts > 1)
+def _swapped_registers(rows: Any, columns: Any, parts: Any, consumers: Any) -> Any:
+    """Return a thread's registers at launch; where they are more than there are, what it would take."""
+    exchanged = _roles_exchange(rows, columns, parts, consumers)
+    return np.where(exchanged, _launch_registers(consumers), _comfortable_registers(rows, columns, parts))
+
+
+def _comfortable_registers(rows: Any, columns: Any, parts: Any) -> Any:
+    """Return a consumer's registers where its rounded results, half as many as its sums, have some of their own."""
+    return _needed_registers(rows, columns, parts) + rows * columns // (2 * WARPGROUP)
+
+
+def _needed_registers(rows: Any, columns: Any, parts: Any) -> Any:
+    """Return a consumer's registers where rounded results take those of their sums."""
+    return rows * columns // WARPGROUP + WGMMA_REGISTERS + ADDED_AT_ONCE * (parts > 1)
+
+
+def _roles_exchange(rows: Any, columns: Any, parts: Any, consumers: Any) -> Any:
+    """Tell whether the producer gives up registers: an equal share of all is too few for a consumer, its own is not."""
+    equal = np.minimum(BLOCK_REGISTERS // ((consumers + 1) * WARPGROUP), REGISTERS_PER_THREAD)
+    able = _needed_registers(rows, columns, parts) <= _consumer_share(consumers)
+    return (_comfortable_registers(rows, columns, parts) > equal) & able
+
+
+def _ring_bytes(rows: Any, columns: Any, steps: Any, itemsize: int, stages: Any) -> Any:
+    return (rows + columns) * steps * itemsize * stages
+
+
+def _results_in_ring(rows: Any, columns: Any, steps: Any, parts: Any, itemsize: int, stages: Any) -> Any:
+    """Tell whether so many stages have no room with results beside them, so that only within they may."""
+    beside = _ring_bytes(rows, columns, steps, itemsize, stages) + _swapped_results(rows, columns, parts)
+    return (parts == 1) & (beside + 2 * BARRIER_BYTES * stages > _room(1))
 
 
 def _swapped_bytes(rows: Any, columns: Any, steps: Any, parts: Any, itemsize: int, stages: Any) -> Any:
-    stage = (rows + columns) * steps * itemsize + 2 * BARRIER_BYTES
-    return stage * stages + _swapped_results(rows, columns, parts)
+    ring, results = _ring_bytes(rows, columns, steps, itemsize, stages), _swapped_results(rows, columns, parts)
+    within = _results_in_ring(rows, columns, steps, parts, itemsize, stages)
+    return np.where(within, np.maximum(ring, results), ring + results) + 2 * BARRIER_BYTES * stages
 
 
 def _resident(smem_bytes: Any, threads: Any, registers: Any) -> Any:
@@ -364,11 +444,14 @@ def swapped_room(
     ``groups`` warpgroups share the columns. In two rows: where a block has its multiprocessor to itself, and where two
     share one. 0 blocks: a tile that takes more registers than there are.
     """
-    registers = _swapped_registers(rows, columns // groups, parts)
-    fixed = _swapped_bytes(rows, columns, steps, parts, 2, 0)
-    stage = _swapped_bytes(rows, columns, steps, parts, 2, 1) - fixed
-    stages = np.stack([np.clip((_room(blocks) - fixed) // stage, 0, most) for blocks in (1, 2)])
-    held = _resident(fixed + stages * stage, (groups + 1) * WARPGROUP, registers)
+    registers = _swapped_registers(rows, columns // groups, parts, groups)
+    stages = np.zeros((2, *rows.shape), rows.dtype)
+    for count in range(1, int(np.max(most)) + 1):  # as most_stages: the most that fit
+        smem_bytes = _swapped_bytes(rows, columns, steps, parts, 2, count)
+        fits = np.stack([smem_bytes <= _room(blocks) for blocks in (1, 2)]) & (count <= np.asarray(most))
+        stages[fits] = count
+    smem_bytes = _swapped_bytes(rows, columns, steps, parts, 2, stages)
+    held = _resident(smem_bytes, (groups + 1) * WARPGROUP, registers)
     return stages, np.where(registers <= MOST_CONSUMER_REGISTERS, held, 0)
 
 

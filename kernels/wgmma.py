@@ -42,6 +42,8 @@ class WarpgroupProduct(TileProduct):
     ``registers`` are the sums of a thread, those of one instruction together.
     """
 
+    shares: tuple[int, ...] = ()  # columns of each instruction, where none has all of them
+
     ROWS: ClassVar[int] = WGMMA_ROWS
     PART: ClassVar[str] = "per warpgroup"
 
@@ -54,7 +56,8 @@ class WarpgroupProduct(TileProduct):
     def swapped(cls, problem: Matmul, tile: SwappedTile) -> Self:
         """The product with its operands exchanged: ``a`` are B's panels, ``b`` A's; raises as :meth:`of`."""
         made = super().of(problem, tile)
-        return replace(made, a=made.b, b=made.a, columns=tile.group_m, row_tiles=tile.group_n // WGMMA_ROWS)
+        row_tiles, shares = tile.group_n // WGMMA_ROWS, tile.instruction_rows
+        return replace(made, a=made.b, b=made.a, columns=tile.group_m, row_tiles=row_tiles, shares=shares)
 
     @property
     def registers(self) -> int:
@@ -73,9 +76,12 @@ class WarpgroupProduct(TileProduct):
 
     @property
     def instruction(self) -> str:
-        """The PTX instruction."""
+        """The PTX instruction of all columns."""
+        return self._instruction(self.columns)
+
+    def _instruction(self, columns: int) -> str:
         ptx = PTX_TYPES[self.dtype]
-        return f"wgmma.mma_async.sync.aligned.m64n{self.columns}k{STEP}.f32.{ptx}.{ptx}"
+        return f"wgmma.mma_async.sync.aligned.m64n{columns}k{STEP}.f32.{ptx}.{ptx}"
 
     def multiply(self, sums: Buffer, a: Expr, b: Expr, stage: Expr, accumulate: Expr) -> None:
         """Emit one k tile's instructions, committed as one group, which run on.
@@ -89,11 +95,15 @@ class WarpgroupProduct(TileProduct):
         for step in range(self.a.depth // STEP):
             added = accumulate if step == 0 else T.bool(True)
             for row_tile in range(self.row_tiles):
-                first = row_tile * self.registers_per_tile
-                own = [sums[first + i] for i in range(self.registers_per_tile)]
                 rows = self.a.step_offset(step) + self.a.extent_offset(row_tile * WGMMA_ROWS)
-                operands = (self.moved(a, stage, rows), self.moved(b, stage, self.b.step_offset(step)))
-                T.evaluate(T.ptx[self.instruction](*own, *operands, added, 1, 1, *transposed))
+                column = 0
+                for share in self.shares or (self.columns,):  # sums of all columns lie as one instruction's would
+                    first = row_tile * self.registers_per_tile + column * WGMMA_ROWS // WARPGROUP
+                    own = [sums[first + i] for i in range(share * WGMMA_ROWS // WARPGROUP)]
+                    columns = self.b.step_offset(step) + self.b.extent_offset(column)
+                    operands = (self.moved(a, stage, rows), self.moved(b, stage, columns))
+                    T.evaluate(T.ptx[self._instruction(share)](*own, *operands, added, 1, 1, *transposed))
+                    column += share
         T.evaluate(T.ptx.wgmma.commit_group.sync.aligned())
         keep(sums)
 

@@ -12,7 +12,8 @@ import tvm
 
 from support.cases import STEPS, hopper
 from support.roles import HOPPER, roles, roles_case
-from tensorir_ladder.emulator import EmulatedProgram
+from tensorir_ladder.emulator import EmulatedProgram, KernelFault
+from tensorir_ladder.harness import build
 from tensorir_ladder.harness.build import compiled, lower
 from tensorir_ladder.harness.emulation import EmulatorBackend
 from tensorir_ladder.harness.execution import GpuBackend, numpy_dtype
@@ -27,7 +28,7 @@ from tensorir_ladder.kernels.panels import Panels
 from tensorir_ladder.kernels.persistent import persistent
 from tensorir_ladder.kernels.stamps import Stamps
 from tensorir_ladder.kernels.swapped import fits_at_once, swapped, swapped_choices, swapped_cost
-from tensorir_ladder.kernels.tiles import HopperTile, RoleTile, SwappedTile, role_choices
+from tensorir_ladder.kernels.tiles import HopperTile, RoleTile, SwappedTile, most_stages, role_choices, swapped_room
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct
 from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalTile, IllegalWorkload
@@ -348,3 +349,146 @@ def test_results_leave_for_rows_of_any_length(columns: int, tile: str, dtype: st
     EmulatedProgram("narrowed", generated.cuda, (launch,), names, operands=names[:3])(a, b, bias, c)
     wanted = np.maximum(a.astype("float64") @ b[:, :columns].astype("float64") + bias, 0).astype(kind)
     np.testing.assert_array_equal(c.astype("float64"), wanted.astype("float64"))
+
+
+# Registers by role, and results in the ring's memory
+
+
+LARGE = {  # tiles, and the stages that they have room for
+    "144x192x64/1x3/1": 5,
+    "168x128x64/1x2/1": 6,
+    "176x128x64/1x2/1": 5,
+    "200x128x64/1x2/1": 5,
+    "208x192x64/1x3/1": 4,
+    "256x128x64/1x2/1": 4,
+}
+
+
+def test_large_tiles_are_legal_with_as_many_stages_as_the_ring_has_room_for() -> None:
+    for text, stages in LARGE.items():
+        for tile in (RoleTile.parse(text), RoleTile.parse(text + "/1x2")):
+            assert most_stages(tile, 8) == stages
+            assert not tile.violations(HOPPER.target(), 2, stages)
+            assert "shared memory" in " ".join(tile.violations(HOPPER.target(), 2, stages + 1))
+            assert tile.results_in_ring(2, stages)
+            assert tile.resident(2, stages) == 1
+    tile = SwappedTile.parse("144x192x64/1x3/1")
+    beside, within = (tile.smem_bytes(2, stages) for stages in (4, 5))
+    assert beside == 4 * ((144 + 192) * 128 + 16) + 144 * 192 * 2
+    assert within == 5 * ((144 + 192) * 128 + 16)
+    assert not replace(tile, parts=2).results_in_ring(2, 5)  # another block reads them
+    assert most_stages(replace(tile, block=(16, 64, 64), warpgroups=(1, 1)), 8) == 8
+
+
+def test_many_tiles_have_the_stages_and_registers_of_each() -> None:
+    tiles = [
+        SwappedTile((rows, 64 * groups, 64), (1, groups), parts)
+        for rows in range(8, 257, 8)
+        for groups in (1, 2, 3)
+        for parts in (1, 2, 8)
+    ]
+    sizes = ([tile.block_m for tile in tiles], [tile.block_n for tile in tiles], [tile.block_k for tile in tiles])
+    others = ([tile.consumers for tile in tiles], [tile.parts for tile in tiles])
+    stages, held = swapped_room(*map(np.array, sizes), *map(np.array, others), 8)
+    for place, tile in enumerate(tiles):
+        alone, together = most_stages(tile, 8), most_stages(tile, 8, blocks=2)
+        assert stages[:, place].tolist() == [alone, together]
+        if held[0, place]:
+            assert not tile.violations(HOPPER.target(), 2, alone)
+            assert held[:, place].tolist() == [tile.resident(2, each) for each in (alone, together)]
+        else:
+            assert tile.registers > 240 or tile.registers * tile.threads_per_block > 65536
+
+
+def test_consumers_take_registers_only_where_an_equal_share_is_too_few() -> None:
+    for text, share, exchanged in (
+        ("112x192x64/1x3/1", 152, False),
+        ("120x192x64/1x3/1", 152, True),
+        ("224x192x64/1x3/1", 152, True),
+        ("168x128x64/1x2/1", 232, False),
+        ("176x128x64/1x2/1", 232, True),
+        ("256x64x64/1x1/1", 240, False),
+    ):
+        tile = SwappedTile.parse(text)
+        assert (tile.roles_exchange, tile.consumer_share) == (exchanged, share)
+        changes = re.findall(r"setmaxnreg_(\w+)_sync_aligned_u32_(\d+)\(\);", roles(12, (301, 600, 264), text).body)
+        assert changes == ([("dec", "40"), ("inc", str(share))] if exchanged else [])
+    for text in ("232x192x64/1x3/1", "176x192x64/1x3/2"):  # more than the producer can give up
+        tile = SwappedTile.parse(text)
+        assert not tile.roles_exchange
+        assert "registers per block, limit 65536" in "; ".join(tile.violations(HOPPER.target(), 2, 3))
+
+
+def test_an_instruction_has_no_more_rows_than_registers_at_launch_hold() -> None:
+    """Of 104 sums ptxas said: insufficient registers (128) to compile instruction."""
+    assert SwappedTile.parse("200x192x64/1x3/1").instruction_rows == (200,)
+    assert SwappedTile.parse("256x128x64/1x2/1").instruction_rows == (256,)
+    assert SwappedTile.parse("208x192x64/1x3/1").instruction_rows == (104, 104)
+    assert SwappedTile.parse("216x192x64/1x3/1").instruction_rows == (112, 104)
+    for text, widths in (("200x192x64/1x3/1", {"200"}), ("216x192x64/1x3/1", {"112", "104"})):
+        assert set(re.findall(r"_m64n(\d+)k16_\w+\(mine", roles(12, (301, 600, 264), text).body)) == widths
+
+
+def test_consumers_wait_for_each_other_only_where_results_lie_in_the_ring() -> None:
+    wait = "(uint)4, (uint)384)"  # a barrier of three warpgroups, whose own are 1 to 3
+    for stages, k, given, waits in (
+        (4, 400, {}, False),
+        (5, 400, {}, True),
+        (5, 256, {}, False),  # four k tiles: the ring has as many stages
+        (5, 400, {"out_dtype": "float32"}, False),  # results go straight from registers
+    ):
+        kernel = roles(12, (301, 600, k), "144x192x64/1x3/1", layout="nt", stages=stages, **given)
+        assert (wait in kernel.body) == waits
+        assert kernel.smem_bytes == kernel.case.tile.smem_bytes(2, min(stages, -(-k // 64)))
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize(
+    ("shape", "tile", "given"),
+    [
+        ((150, 200, 400), "144x192x64/1x3/1", {"layout": "nt", "stages": 5}),
+        ((150, 200, 392), "144x192x64/1x3/1/1x2", {"layout": "nn", "stages": 5}),
+        ((150, 200, 72), "144x192x64/1x3/1", {"layout": "nt", "stages": 5}),  # fewer k tiles than stages
+        ((190, 264, 520), "168x128x64/1x2/1/1x2", {"layout": "nt", "stages": 6}),
+        ((203, 136, 328), "200x128x64/1x2/1", {"layout": "nn", "stages": 5, "out_dtype": "float32"}),
+        ((203, 131, 328), "200x128x64/1x2/1", {"layout": "nt", "stages": 5}),  # rows that TMA cannot step over
+        ((210, 264, 264), "208x192x64/1x3/1", {"layout": "nn", "stages": 4, "dtype": "bfloat16"}),
+        ((210, 200, 328), "208x192x64/1x3/1/2x1", {"layout": "nt", "stages": 4}),
+        ((37, 136, 264), "216x192x64/1x3/1", {"layout": "nn", "stages": 4}),  # instructions of 112 and 104 rows
+        ((130, 200, 520), "128x192x64/1x3/2", {"layout": "nt", "stages": 3}),
+    ],
+    ids=str,
+)
+def test_large_tiles_are_right(shape: tuple[int, int, int], tile: str, given: dict[str, Any]) -> None:
+    assert verify(roles(12, shape, tile, **given), EmulatorBackend()).passed
+
+
+@pytest.mark.emulator
+def test_results_written_to_a_ring_that_is_still_read_are_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensorir_ladder.kernels.swapped._await_all_read", lambda consumers: None)
+    build.lower.cache_clear()
+    try:
+        kernel = roles(12, (150, 200, 456), "144x192x64/1x3/1", layout="nt", stages=5)
+    finally:
+        build.lower.cache_clear()
+    with pytest.raises(KernelFault, match="race: shared memory"):
+        verify(kernel, EmulatorBackend())
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+@pytest.mark.parametrize("tile", [*LARGE, "224x192x64/1x3/1/1x2", "160x192x64/1x3/5"])
+def test_large_tiles_compile_without_spills(tile: str, layout: str, compiler: Compiler) -> None:
+    case = roles_case(12, (572, 6144, 4096), tile, layout=layout, stages=most_stages(RoleTile.parse(tile), 8))
+    cubin = compiled(lower(case), compiler).cubin
+    assert (cubin.spill_bytes, cubin.smem_bytes) == (0, 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+@pytest.mark.parametrize("tile", [*LARGE, *(f"{tile}/1x2" for tile in LARGE), "144x192x64/1x3/2"])
+def test_large_tiles_are_right_on_the_gpu(tile: str, layout: str, compiler: Compiler) -> None:
+    stages = most_stages(RoleTile.parse(tile), 8)
+    for k in (72, 2056):
+        case = roles_case(12, (500, 1096, k), tile, layout=layout, stages=stages)
+        assert verify(compiled(lower(case), compiler), GpuBackend(), seeds=(0, 1)).passed
