@@ -27,7 +27,9 @@ from tensorir_ladder.torch_ops.kernel_cost import CostFile, Costs, MeasuredShape
 from tensorir_ladder.torch_ops.launcher import Launcher, load_kernel
 
 GROUPS = ("llm", "random8", "decode")  # whose products TMA reads as they lie
-SQUARES = (256, 512, 1024, 2048, 4096, 8192)
+SQUARES = "squares"  # powers of two, and a little more, whose rows lie across cache lines
+SIDES = tuple(side + more for side in (256, 512, 1024, 2048, 4096, 8192) for more in (0, 24))
+MENU_GROUPS = (SQUARES, *GROUPS)
 LIKELIEST, OF_EACH_KIND, WORTHWHILE = 6, 1, 1.6  # kernels of a shape; the slowest, beside the likeliest
 ONE_TILE, OF_EACH_SIZE, OF_EACH_CLUSTER = 12, 2, 3  # tiles of one block: of the same rows and columns, or cluster
 PLAN = Plan(rounds=9, warmup_ms=25.0, sample_ms=1.0, round_budget_ms=250.0)
@@ -66,12 +68,12 @@ class Candidate:
         return f"{self.problem.shape} {self.problem.layout}: {self.name}"
 
 
-def draw_products(seed: int, count: int, groups: Sequence[str] = GROUPS) -> list[Matmul]:
-    """Draw ``count`` products of each group by a seed, one of each in turn; before those of all GROUPS, squares."""
-    drawn = [draw_shapes(name, seed, count, "float16") for name in groups]
+def draw_products(seed: int, count: int, groups: Sequence[str] = MENU_GROUPS) -> list[Matmul]:
+    """Draw ``count`` products of each group by a seed, one of each in turn; before them squares, where asked for."""
+    drawn = [draw_shapes(name, seed, count, "float16") for name in groups if name != SQUARES]
     mixed = [one.problem for of_each in zip(*drawn) for one in of_each]
-    squares = SQUARES if set(groups) == set(GROUPS) else ()
-    return list(dict.fromkeys([*(Matmul(size, size, size, "float16") for size in squares), *mixed]))
+    squares = SIDES if SQUARES in groups else ()
+    return list(dict.fromkeys([*(Matmul(side, side, side, "float16") for side in squares), *mixed]))
 
 
 def candidates(problem: Matmul, costs: Costs, machine: Machine) -> list[Candidate]:
@@ -83,7 +85,7 @@ def candidates(problem: Matmul, costs: Costs, machine: Machine) -> list[Candidat
     kinds: dict[Any, int] = {}
     taken = []
     for number, (each, us) in enumerate(able):
-        kind = each if isinstance(each, Streamed) else each.kernel
+        kind = each if isinstance(each, Streamed) else (each.kernel, each.tile.cluster)
         kinds[kind] = kinds.get(kind, 0) + 1
         likely = us < WORTHWHILE * least and (number < LIKELIEST or kinds[kind] <= OF_EACH_KIND)
         if likely or number == 0 or isinstance(each, Streamed):

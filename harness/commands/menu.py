@@ -14,7 +14,7 @@ from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.commands.build import build_ahead, hopper_machine
 from tensorir_ladder.harness.commands.options import add_jobs, seed_number
 from tensorir_ladder.harness.commands.values import between
-from tensorir_ladder.harness.menu import GROUPS, candidates, draw_products, file_text, time_menu, with_times
+from tensorir_ladder.harness.menu import MENU_GROUPS, candidates, draw_products, file_text, time_menu, with_times
 from tensorir_ladder.harness.menu_fit import chosen_over_best, fit_exchanged, fit_rates, geometric_mean
 from tensorir_ladder.harness.records import check_writable
 from tensorir_ladder.kernels.codegen import toolchain
@@ -28,8 +28,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     text = "what shapes are drawn from; judge the choice by `ladder bench` with another (0)"
     parser.add_argument("--seed", type=seed_number, default=0, help=text)
     parser.add_argument("--count", type=between(1, 200), default=40, help="shapes of each group (40)")
-    text = f"groups of shapes ({','.join(GROUPS)}, and squares)"
-    parser.add_argument("--shapes", type=_groups, default=GROUPS, metavar="GROUPS", help=text)
+    text = f"groups of shapes ({','.join(MENU_GROUPS)})"
+    parser.add_argument("--shapes", type=_groups, default=MENU_GROUPS, metavar="GROUPS", help=text)
     text = "begin no shape after so many seconds of timing (none)"
     parser.add_argument("--time-limit", type=between(1, 10**6, float), default=math.inf, metavar="SECONDS", help=text)
     parser.add_argument("--dry-run", action="store_true", help="draw and build, and time nothing")
@@ -38,10 +38,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _groups(text: str) -> tuple[str, ...]:
-    """Read names of GROUPS, separated by commas."""
+    """Read names of MENU_GROUPS, separated by commas."""
     names = tuple(dict.fromkeys(text.split(",")))
-    if unknown := [name for name in names if name not in GROUPS]:
-        raise argparse.ArgumentTypeError(f"no group {unknown[0]!r}; there are {', '.join(GROUPS)}")
+    if unknown := [name for name in names if name not in MENU_GROUPS]:
+        raise argparse.ArgumentTypeError(f"no group {unknown[0]!r}; there are {', '.join(MENU_GROUPS)}")
     return names
 
 
