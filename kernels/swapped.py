@@ -223,7 +223,7 @@ def swapped_cost(choice: Choice, problem: Matmul, machine: Machine) -> float:
     Constants were fitted to timings of these kernels on an H200 (1 to 128 rows).
     """
     tile, rates, (m, n, k) = choice.tile, machine.rates, (problem.m, problem.n, problem.k)
-    blocks, places = _blocks(problem, tile), _places(machine, tile.parts)
+    blocks, places = _blocks(problem, tile), _places(machine, tile.cluster_size)
     together = min(-(-blocks // places), tile.resident(dtype_bytes(problem.dtype), choice.stages))
     waves = blocks / (places * together)
     if waves > 1:  # the last wave is seldom full; a cluster waits until all its blocks have a place
@@ -247,20 +247,23 @@ def fits_at_once(problem: Matmul, tile: SwappedTile, machine: Machine) -> bool:
     Where there are more, blocks that begin early take places beside the last kernel's, and lie unevenly: measured, that
     costs more than a launch.
     """
-    return _blocks(problem, tile) <= _places(machine, tile.parts)
+    return _blocks(problem, tile) <= _places(machine, tile.cluster_size)
 
 
 def _blocks(problem: Matmul, tile: SwappedTile) -> int:
-    return -(-problem.m // tile.block_m) * -(-problem.n // tile.block_n) * tile.parts
+    """Count a product's blocks, those with it that its clusters have beyond its tiles."""
+    down, across = tile.cluster
+    clusters = -(-problem.m // (tile.block_m * down)) * -(-problem.n // (tile.block_n * across))
+    return clusters * tile.cluster_size
 
 
-def _places(machine: Machine, parts: int) -> int:
-    """Count the blocks that run at once in clusters of ``parts``, one to a multiprocessor.
+def _places(machine: Machine, blocks: int) -> int:
+    """Count the blocks that run at once in clusters of ``blocks``, one to a multiprocessor.
 
     A cluster's blocks lie in one part of the GPU, whose 14 to 18 multiprocessors leave some over.
     """
-    share = 1.0 if parts <= 2 else CLUSTERED
-    return int(share * machine.multiprocessors / parts) * parts
+    share = 1.0 if blocks <= 2 else CLUSTERED
+    return int(share * machine.multiprocessors / blocks) * blocks
 
 
 @T.inline

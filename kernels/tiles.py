@@ -219,7 +219,7 @@ class SwappedTile(RoleTile):
     cluster: tuple[int, int] = (1, 1)
 
     FORM: ClassVar[str] = "MxNxK/WGMxWGN/P/DOWNxACROSS"
-    EXAMPLE: ClassVar[str] = "16x128x64/1x2/4, or 72x64x64/1x1/1/2x4"
+    EXAMPLE: ClassVar[str] = "72x64x64/1x1/1/2x4"
 
     @classmethod
     def _match(cls, text: str) -> re.Match[str] | None:
@@ -267,13 +267,19 @@ class SwappedTile(RoleTile):
             found += [f"with operands exchanged, {clause}" for clause in clauses]
         if self.consumers > MOST_CONSUMERS:
             found.append(f"{self.consumers} consumer warpgroups, limit {MOST_CONSUMERS}")
-        down, across = self.cluster
-        if (blocks := self.parts * down * across) > MOST_PARTS:
-            said = f"{self.parts} parts" if down * across == 1 else f"{blocks} blocks that share their loads"
+        shares = self.cluster != (1, 1)
+        if self.cluster_size > MOST_PARTS:
+            said = f"{self.cluster_size} blocks that share their loads" if shares else f"{self.parts} parts"
             found.append(f"{said}, limit {MOST_PARTS} blocks of a cluster")
-        if self.parts > 1 and down * across > 1:
+        if self.parts > 1 and shares:
             found.append(f"{self.parts} parts in a cluster whose blocks share their loads, limit 1")
         return found
+
+    @property
+    def cluster_size(self) -> int:
+        """Blocks of a cluster: those that share loads, or the parts of the reduction."""
+        down, across = self.cluster
+        return self.parts * down * across
 
     @property
     def result_bytes(self) -> int:
