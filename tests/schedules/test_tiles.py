@@ -20,9 +20,10 @@ NAMED: dict[str, BlockTile] = {
     "128x256x64/2x1": HopperTile(block=(128, 256, 64), warpgroups=(2, 1)),
     "128x256x64/1x2": RoleTile(block=(128, 256, 64), warpgroups=(1, 2)),
     "16x128x64/1x2/4": SwappedTile(block=(16, 128, 64), warpgroups=(1, 2), parts=4),
+    "72x64x64/1x1/1/2x4": SwappedTile(block=(72, 64, 64), warpgroups=(1, 1), parts=1, cluster=(2, 4)),
     "128x192x64": BlackwellTile(block=(128, 192, 64)),
 }
-FAMILIES = [type(tile) for tile in NAMED.values()]
+FAMILIES = [*dict.fromkeys(type(tile) for tile in NAMED.values())]
 each_family = pytest.mark.parametrize("family", FAMILIES)
 
 
