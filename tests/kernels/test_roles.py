@@ -67,7 +67,7 @@ def test_a_multicast_has_a_bit_for_each_of_its_blocks(blocks: int, first: int, a
     """Whether the first of them is known when the kernel is built, or by the block alone."""
     masks = [Multicast(blocks, place, apart).mask for place in (first, T.int32(first))]
     assert [int(mask.value) for mask in masks] == [bits, bits]
-    assert {str(mask.dtype) for mask in masks} == {"uint16"}
+    assert {str(mask.ty) for mask in masks} == {"uint16"}
 
 
 def test_results_that_leave_late_take_registers() -> None:
