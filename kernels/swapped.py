@@ -71,12 +71,13 @@ def swapped(
     Where a tile has a ``cluster``, its blocks are output tiles beside and below each other. What they have in common
     they load in turn, a k tile each, for all that read it: rows of A for the blocks beside, columns of B for those
     below. That spares the L2 cache reads, and rows that lie across its lines cost a load for all instead of one each.
-    Blocks beyond the output only load.
+    Blocks beyond the output take their turns like the others, and store nothing.
 
-    Where a tile has ``parts``, each block of the cluster multiplies as many
-    k tiles, give or take one; the first adds the others' sums to its own, in the order of the parts, so that results
-    are the same to the last bit each time. Blocks are small: a multiprocessor holds several
-    (:meth:`kernels.tiles.SwappedTile.resident`), whose loads are on their way together.
+    Where a tile has ``parts``, each block of the cluster multiplies as many k tiles, give or take one; the first adds
+    the others' sums to its own, in the order of the parts, so that results are the same to the last bit each time.
+
+    Blocks are small: a multiprocessor holds several (:meth:`kernels.tiles.SwappedTile.resident`), whose loads are on
+    their way together.
 
     ``overlapped`` is as in :func:`kernels.persistent.persistent`; ``bounded``, ``stamps`` and ``finish`` as in
     :func:`kernels.warp_specialized.warp_specialized`. Results of 16 bits and rows of multiples of 16 bytes leave by
