@@ -201,10 +201,11 @@ def test_a_cluster_is_launched_whole_and_ends_together(cluster: tuple[int, int])
     assert kernel.smem_bytes == kernel.case.tile.smem_bytes(2, 3)
 
 
-def test_its_roles_leave_time_stamps() -> None:
-    kernel = lower(roles_case(12, (13, 264, 520), "16x128x64/1x2/3", layout="nt", stages=3), Stamps(0))
+@pytest.mark.parametrize("tile", ["16x128x64/1x2/3", "16x128x64/1x2/1/2x2"])
+def test_its_roles_leave_time_stamps(tile: str) -> None:
+    kernel = lower(roles_case(12, (13, 264, 520), tile, layout="nt", stages=3), Stamps(0))
     assert kernel.body.count("stamp(") > 10
-    assert "stamp(" not in roles(12, (13, 264, 520), "16x128x64/1x2/3", layout="nt", stages=3).body
+    assert "stamp(" not in roles(12, (13, 264, 520), tile, layout="nt", stages=3).body
 
 
 def test_it_can_be_launched_early() -> None:
@@ -344,6 +345,7 @@ SHARED = [  # more blocks than tiles, down, across or both; a tile's rows and co
     ((13, 72, 520), "16x64x128/1x1/1/1x3", {"layout": "nt"}),  # turns of a number that does not divide the k tiles
     ((13, 72, 264), "16x64x64/1x1/1/1x2", {"layout": "nn", "variant": "bounded"}),
     ((13, 64, 1160), "16x64x64/1x1/1/2x1", {"layout": "nt", "stages": 16}),
+    ((136, 72, 64), "8x64x64/1x1/1/4x1", {"layout": "nn"}),  # more rows of clusters than go down together
 ]
 
 
