@@ -74,16 +74,17 @@ def swapped(
     Where a tile has a ``cluster``, its blocks are output tiles beside and below each other. What they have in common
     they load in turn, a k tile each, for all that read it: rows of A for the blocks beside, columns of B for those
     below. That spares the L2 cache reads, and rows that lie across its lines cost a load for all instead of one each.
-    Blocks beyond the output only load.
+    Blocks beyond the output take their turns like the others, and store nothing.
 
     Consumers of large tiles have registers that the producer gives up
     (:attr:`kernels.tiles.SwappedTile.roles_exchange`), and results lie in the ring's memory where that makes room for
     another stage (:meth:`kernels.tiles.SwappedTile.results_in_ring`).
 
-    Where a tile has ``parts``, each block of the cluster multiplies as many
-    k tiles, give or take one; the first adds the others' sums to its own, in the order of the parts, so that results
-    are the same to the last bit each time. Blocks are small: a multiprocessor holds several
-    (:meth:`kernels.tiles.SwappedTile.resident`), whose loads are on their way together.
+    Where a tile has ``parts``, each block of the cluster multiplies as many k tiles, give or take one; the first adds
+    the others' sums to its own, in the order of the parts, so that results are the same to the last bit each time.
+
+    Blocks are small: a multiprocessor holds several (:meth:`kernels.tiles.SwappedTile.resident`), whose loads are on
+    their way together.
 
     ``overlapped`` is as in :func:`kernels.persistent.persistent`; ``bounded``, ``stamps`` and ``finish`` as in
     :func:`kernels.warp_specialized.warp_specialized`. Results of 16 bits and rows of multiples of 16 bytes leave by
@@ -238,7 +239,7 @@ def swapped_cost(choice: Choice, problem: Matmul, machine: Machine) -> float:
     Constants were fitted to timings of these kernels on an H200 (1 to 128 rows).
     """
     tile, rates, (m, n, k) = choice.tile, machine.rates, (problem.m, problem.n, problem.k)
-    blocks, places = _blocks(problem, tile), _places(machine, tile.parts)
+    blocks, places = _blocks(problem, tile), _places(machine, tile.cluster_size)
     together = min(-(-blocks // places), tile.resident(dtype_bytes(problem.dtype), choice.stages))
     waves = blocks / (places * together)
     if waves > 1:  # the last wave is seldom full; a cluster waits until all its blocks have a place
@@ -262,20 +263,23 @@ def fits_at_once(problem: Matmul, tile: SwappedTile, machine: Machine) -> bool:
     Where there are more, blocks that begin early take places beside the last kernel's, and lie unevenly: measured, that
     costs more than a launch.
     """
-    return _blocks(problem, tile) <= _places(machine, tile.parts)
+    return _blocks(problem, tile) <= _places(machine, tile.cluster_size)
 
 
 def _blocks(problem: Matmul, tile: SwappedTile) -> int:
-    return -(-problem.m // tile.block_m) * -(-problem.n // tile.block_n) * tile.parts
+    """Count a product's blocks, those with it that its clusters have beyond its tiles."""
+    down, across = tile.cluster
+    clusters = -(-problem.m // (tile.block_m * down)) * -(-problem.n // (tile.block_n * across))
+    return clusters * tile.cluster_size
 
 
-def _places(machine: Machine, parts: int) -> int:
-    """Count the blocks that run at once in clusters of ``parts``, one to a multiprocessor.
+def _places(machine: Machine, blocks: int) -> int:
+    """Count the blocks that run at once in clusters of ``blocks``, one to a multiprocessor.
 
     A cluster's blocks lie in one part of the GPU, whose 14 to 18 multiprocessors leave some over.
     """
-    share = 1.0 if parts <= 2 else CLUSTERED
-    return int(share * machine.multiprocessors / parts) * parts
+    share = 1.0 if blocks <= 2 else CLUSTERED
+    return int(share * machine.multiprocessors / blocks) * blocks
 
 
 def _await_all_read(consumers: int) -> None:

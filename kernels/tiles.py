@@ -358,6 +358,12 @@ class SwappedTile(RoleTile):
         return found
 
     @property
+    def cluster_size(self) -> int:
+        """Blocks of a cluster: those that share loads, or the parts of the reduction."""
+        down, across = self.cluster
+        return self.parts * down * across
+
+    @property
     def result_bytes(self) -> int:
         """Return a consumer's shared memory for results: its sums in float32 where others add them, else rounded."""
         return _swapped_results(self.group_m, self.group_n, self.parts)

@@ -120,7 +120,9 @@ class Multicast(NamedTuple):
     def mask(self) -> Expr:
         """A bit for each of them."""
         bits = sum(1 << block * self.apart for block in range(self.blocks))
-        return T.uint16(bits) if isinstance(self.first, int) else T.Cast("uint16", T.shift_left(bits, self.first))
+        if isinstance(self.first, int):
+            return T.uint16(bits << self.first)
+        return T.Cast("uint16", T.shift_left(bits, self.first))
 
 
 @T.meta_class

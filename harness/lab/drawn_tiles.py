@@ -68,8 +68,10 @@ def _of_roles(choose: Choose, kind: type[RoleTile]) -> RoleTile:
     groups = choose((*[(1, 1), (1, 2), (1, 3)] * 3, (2, 1), (1, 4)))
     rows = isa.WGMMA_WIDTHS * choose((1, 1, 2, 2, 3, 4, 5, 6, 8, 8, 13, 16, 32))
     columns, steps = isa.WGMMA_ROWS * choose((1, 1, 1, 2, 3)), isa.PANEL * choose((1, 1, 1, 2))
-    parts = choose((1, 1, 1, 2, 2, 3, 4, 5, 8, 9))
-    return SwappedTile((groups[0] * rows, groups[1] * columns, steps), groups, parts)
+    block = groups[0] * rows, groups[1] * columns, steps
+    if choose((False, True)):  # a cluster's blocks share loads, or they are parts of the reduction
+        return SwappedTile(block, groups, 1, (choose((1, 1, 2, 2, 3, 4, 8)), choose((1, 2, 2, 3, 4, 5))))
+    return SwappedTile(block, groups, choose((1, 1, 1, 2, 2, 3, 4, 5, 8, 9)))
 
 
 DRAWN: dict[type[BlockTile], Callable[[Choose, Any], BlockTile]] = {

@@ -24,13 +24,16 @@ from tensorir_ladder.harness.lab.drawn_tiles import DRAWN, draw_tile
 from tensorir_ladder.harness.lab.fuzzing import PLACES, Bad, Draw, Outcome, draw_case, run_case, run_draw
 from tensorir_ladder.harness.lab.workers import Lost, Tell, _sweep, each_in_a_process
 from tensorir_ladder.harness.records.writing import is_alive
-from tensorir_ladder.kernels.tiles import RoleTile
+from tensorir_ladder.kernels.tiles import RoleTile, SwappedTile
 from tensorir_ladder.schedules.tiles import BlockTile
 from tensorir_ladder.steps.step import Step
 
 pytestmark = pytest.mark.emulator
 SMALL = {kind: [tile] for kind, tile in SMALL_TILES.items()} | {
-    RoleTile: [RoleTile.parse(text) for text in ("64x64x64/1x1", "64x128x64/1x1", "16x64x64/1x1/1", "24x64x64/1x1/2")]
+    RoleTile: [
+        RoleTile.parse(text)
+        for text in ("64x64x64/1x1", "64x128x64/1x1", "16x64x64/1x1/1", "24x64x64/1x1/2", "8x64x64/1x1/1/2x2")
+    ]
 }
 
 
@@ -68,6 +71,9 @@ def test_tiles_are_drawn_beyond_the_menu(kind: type[BlockTile]) -> None:
     if kind is RoleTile:
         for swapped in (False, True):
             assert {tile.consumers for tile in sound if tile.swapped == swapped} == {1, 2, 3}
+        clusters = {tile.cluster for tile in sound if isinstance(tile, SwappedTile)}
+        assert (1, 1) in clusters
+        assert {min(cluster) > 1 for cluster in clusters} == {False, True}
     else:
         assert {type(tile) for tile in tiles} == {kind}
 

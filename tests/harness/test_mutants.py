@@ -74,16 +74,24 @@ def test_a_change_shows_its_line() -> None:
 # What becomes of a mutant
 
 
-def mutant_like(subject: int, rule: str, before: str, after: str) -> Mutant:
-    """The first mutant of a subject whose line reads so."""
+def mutants_like(subject: int, rule: str, before: str, after: str) -> list[Mutant]:
+    """The mutants of a subject whose line reads so."""
     changes = changes_of(_prepared(subject)[1].cuda)
     alike = (c for c in changes if c.rule == rule and before in c.before and after in c.after)
-    return Mutant(0, subject, next(c for c in alike if after or not c.new))
+    return [Mutant(0, subject, change) for change in alike if after or not change.new]
+
+
+def mutant_like(subject: int, rule: str, before: str, after: str) -> Mutant:
+    """The first of them."""
+    return mutants_like(subject, rule, before, after)[0]
 
 
 def subject_like(step: int, variant: str) -> int:
     """The number of a step's variant among the subjects."""
     return next(i for i, subject in enumerate(SUBJECTS) if (subject.step, subject.variant) == (step, variant))
+
+
+SHARING = next(i for i, subject in enumerate(SUBJECTS) if subject.tile.endswith("/2x2"))  # blocks that share loads
 
 
 @pytest.mark.emulator
@@ -109,6 +117,32 @@ def test_what_is_harmful_is_caught(step: int, variant: str, rule: str, before: s
     outcome = run_mutant(mutant_like(subject_like(step, variant), rule, before, after), told.append)
     assert outcome.found == found
     assert f"line {outcome.line}: {outcome.after}" in told[0]
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize(
+    ("rule", "before", "after", "found"),
+    [
+        ("block of a cluster", "(ushort)(5 <<", "(ushort)(4 <<", "deadlock"),  # one block has no columns of B
+        ("block of a cluster", "(ushort)(5 <<", "(ushort)(6 <<", "race"),  # they come to one of other columns
+        ("block of a cluster", "(ushort)(3 <<", "(ushort)(3 << 1 + ", "cluster"),  # rows of A to a block that is not
+        ("block of a cluster", "if ((k_tile & 1)", "if ((k_tile & 2)", "deadlock"),  # nobody's turn
+        ("predicate", "if ((k_tile & 1)", "if (1 || (k_tile & 1)", "race"),  # everybody's
+        ("arrivals expected", "(uint)12);", "(uint)11);", "race"),  # a stage that somebody may still read
+        # The wait behind the last arrival: a block whose shared memory others write to is no more.
+        ("barrier dropped", "tvm_builtin_cuda_cluster_sync();", "", "cluster"),
+    ],
+)
+def test_what_harms_blocks_that_share_loads_is_caught(rule: str, before: str, after: str, found: str) -> None:
+    assert run_mutant(mutants_like(SHARING, rule, before, after)[-1], lambda _: None).found == found
+
+
+@pytest.mark.emulator
+def test_whose_turn_it_is_to_load_harms_nobody() -> None:
+    turns = mutants_like(SHARING, "block of a cluster", "if ((k_tile & 1) == (((int)", "(1 ^ ")
+    outcome = run_mutant(turns[-1], lambda _: None)  # of A: that of B is the same
+    assert outcome.found in ALIVE
+    assert reason_for(outcome)
 
 
 @pytest.mark.emulator

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tvm.script import tirx as T
 
 from support.cases import STEPS, hopper
 from support.roles import HOPPER, STEPS_WITH_ROLES, roles
@@ -20,6 +21,7 @@ from tensorir_ladder.kernels.codegen.toolchain import Compiler, Cubin
 from tensorir_ladder.kernels.fused_epilogue import Epilogue
 from tensorir_ladder.kernels.persistent import persistent
 from tensorir_ladder.kernels.tiles import BLOCK_REGISTERS, PRODUCER_REGISTERS, RoleTile, role_choices
+from tensorir_ladder.kernels.tma import Multicast
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
 from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalTile, IllegalWorkload
 from tensorir_ladder.schedules.isa import WARPGROUP
@@ -55,6 +57,17 @@ def test_what_roles_hold_is_what_a_block_was_launched_with() -> None:
         ("192x208x64/3x1", ["130 registers for one instruction, limit 128 of a thread at launch"]),
     ):
         assert RoleTile.parse(tile).misfits() == what
+
+
+@pytest.mark.parametrize(
+    ("blocks", "first", "apart", "bits"),
+    [(4, 0, 1, 0b1111), (2, 2, 1, 0b1100), (4, 1, 2, 0b10101010), (1, 5, 1, 1 << 5)],
+)
+def test_a_multicast_has_a_bit_for_each_of_its_blocks(blocks: int, first: int, apart: int, bits: int) -> None:
+    """Whether the first of them is known when the kernel is built, or by the block alone."""
+    masks = [Multicast(blocks, place, apart).mask for place in (first, T.int32(first))]
+    assert [int(mask.value) for mask in masks] == [bits, bits]
+    assert {str(mask.ty) for mask in masks} == {"uint16"}
 
 
 def test_results_that_leave_late_take_registers() -> None:

@@ -48,6 +48,20 @@ def test_a_third_field_exchanges_the_operands() -> None:
             family.parse(text)
 
 
+def test_a_fourth_field_has_blocks_share_their_loads() -> None:
+    tile = RoleTile.parse("72x64x64/1x1/1/2x4")
+    assert tile == SwappedTile.parse(" 72x64x64/1x1/1/2x4\n") == SwappedTile((72, 64, 64), (1, 1), 1, (2, 4))
+    assert (str(tile), tile.cluster_size) == ("72x64x64/1x1/1/2x4", 8)
+    alone = RoleTile.parse("16x64x64/1x1/4/1x1")
+    assert (str(alone), alone.cluster, alone.cluster_size) == ("16x64x64/1x1/4", (1, 1), 4)
+    assert (tile.smem_bytes(2, 5), tile.resident(2, 5)) == (replace(tile, cluster=(1, 1)).smem_bytes(2, 5), 2)
+    for text in ("16x64x64/1x1/1/2", "16x64x64/1x1/2x4", "16x64x64/1x1/1/2x", "16x64x64/1x1/1/2x4/1x1"):
+        with pytest.raises(IllegalTile, match=re.escape(f"'{text}'")):
+            RoleTile.parse(text)
+    with pytest.raises(IllegalTile, match="extent below 1"):
+        RoleTile.parse("16x64x64/1x1/1/0x2")
+
+
 @pytest.mark.parametrize(
     ("tile", "clause"),
     [
@@ -56,6 +70,8 @@ def test_a_third_field_exchanges_the_operands() -> None:
         ("16x96x64/1x1/1", "96 rows per warpgroup are not a multiple of 64"),
         ("16x64x32/1x1/1", "32 steps of the k tile are not a multiple of 64"),
         ("16x64x64/1x1/9", "9 parts, limit 8 blocks of a cluster"),
+        ("16x64x64/1x1/1/3x3", "9 blocks that share their loads, limit 8 blocks of a cluster"),
+        ("16x64x64/1x1/2/1x2", "2 parts in a cluster whose blocks share their loads, limit 1"),
         ("16x256x64/1x4/1", "4 consumer warpgroups, limit 3"),
         ("256x128x64/1x1/1", "registers per thread, limit 255"),
         ("24x128x64/2x1/1", "12 columns per warpgroup are not a multiple of 8"),
@@ -92,8 +108,9 @@ def test_bad_input_is_refused() -> None:
         swapped(Matmul(16, 64, 128, "float16"), tile, 3)
     with pytest.raises(IllegalWorkload, match=r"more columns than the product .*got 65, limit 64"):
         swapped(Matmul(16, 64, 512, "float16"), SwappedTile.parse("16x64x64/1x1/1"), 3, columns=65)
-    with pytest.raises(IllegalPipeline, match="2 to 8"):
-        swapped(Matmul(16, 64, 512, "float16"), tile, 1)
+    for stages, text, limit in ((1, tile, "2 to 8"), (9, tile, "2 to 8"), (17, "16x64x64/1x1/1/2x1", "2 to 16")):
+        with pytest.raises(IllegalPipeline, match=limit):
+            swapped(Matmul(16, 64, 512, "float16"), SwappedTile.parse(str(text)), stages)
     with pytest.raises(IllegalWorkload, match="4095 elements"):
         swapped(Matmul(16, 64, 4095, "float16"), tile, 3)
     with pytest.raises(IllegalTile, match="float32"):
@@ -121,16 +138,82 @@ def test_parts_are_the_blocks_of_a_cluster() -> None:
     assert not kernel.workspaces
 
 
-def test_its_roles_leave_time_stamps() -> None:
-    kernel = lower(roles_case(12, (13, 264, 520), "16x128x64/1x2/3", layout="nt", stages=3), Stamps(0))
+CLUSTERS = [(1, 2), (2, 1), (2, 2), (1, 4), (4, 1), (2, 4), (4, 2)]  # blocks that share loads: down, across
+MEMBER, LANE, K_TILE = "((int)tvm_builtin_cluster_ctaid_x())", "((int)threadIdx.x)", "k_tile"
+
+
+def reckoned(text: str, **values: int) -> int:
+    """The value of an expression of the CUDA text in a block of a cluster, a lane, and a k tile."""
+    for name, value in ((MEMBER, "member"), (LANE, "lane"), ("&&", "and"), ("||", "or"), ("(ushort)", "")):
+        text = text.replace(name, value)
+    return int(eval(text.replace("/", "//"), {}, values))
+
+
+def loads(body: str, operand: str) -> tuple[str, str]:
+    """Whose turn it is to load an operand, and the mask of the blocks that it arrives in, as they stand in the text."""
+    lines = [line.strip() for line in body.split("\n") if " cse_v" not in line]
+    at = next(at for at, line in enumerate(lines) if "g2s_cluster" in line and f"(&({operand}_map))" in line)
+    turn = re.fullmatch(r"if \((.*)\) \{", lines[at - 1])
+    mask = lines[at].rpartition(", ")[2].removesuffix(");") if "multicast" in lines[at] else f"1 << {MEMBER}"
+    return turn.group(1) if turn else "1", mask
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS, ids=str)
+def test_blocks_load_in_turn_for_those_of_their_rows_and_columns(cluster: tuple[int, int]) -> None:
+    down, across = cluster
+    tile, members = f"16x128x64/1x2/1/{down}x{across}", range(down * across)
+    body = roles(12, (40, 264, 520), tile, layout="nt", stages=3).body
+    for operand, together in (("a", lambda member: member // across), ("b", lambda member: member % across)):
+        turn, mask = loads(body, operand)
+        for member in members:
+            same = [other for other in members if together(other) == together(member)]
+            assert reckoned(mask, member=member) == sum(1 << other for other in same)
+            turns = [
+                [other for other in same if reckoned(turn, member=other, k_tile=k_tile)] for k_tile in range(len(same))
+            ]
+            assert turns == [[other] for other in same]
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS, ids=str)
+def test_a_stage_is_empty_when_all_that_it_was_filled_for_have_read_it(cluster: tuple[int, int]) -> None:
+    """Each consumer warp arrives once at each block of the same rows or columns, and as often as is expected there."""
+    down, across = cluster
+    body, members = roles(12, (40, 264, 520), f"16x128x64/1x2/1/{down}x{across}", stages=3).body, range(down * across)
+    arrives = re.search(r"if \((.*)\) \{\n\s*mbarrier_arrive_at\(.*, \((\(.*\) & 31)\)\);", body)
+    assert arrives is not None
+    expected = re.findall(r"mbarrier_init\w*\(.*, \(uint\)(\d+)\);", body)
+    warps = 2 * 4
+    assert expected == ["1"] * 3 + [str(warps * (down + across - 1))] * 3
+    for member in members:
+        at = [lane for lane in range(32) if reckoned(arrives.group(1), member=member, lane=lane)]
+        row, column = divmod(member, across)
+        assert at == [other for other in members if other // across == row or other % across == column]
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS, ids=str)
+def test_a_cluster_is_launched_whole_and_ends_together(cluster: tuple[int, int]) -> None:
+    down, across = cluster
+    kernel = roles(12, (40, 264, 520), f"16x64x64/1x1/1/{down}x{across}", stages=3)
+    tiles_down, tiles_across = 3, 5
+    assert kernel.launch["clusterCtaIdx.x"] == down * across
+    assert kernel.blocks == -(-tiles_down // down) * -(-tiles_across // across) * down * across
+    assert kernel.body.count("cluster_sync();") == 2  # when barriers are there, and behind the last arrival
+    assert kernel.body.rstrip().removesuffix("}").rstrip().endswith("cluster_sync();")
+    assert kernel.smem_bytes == kernel.case.tile.smem_bytes(2, 3)
+
+
+@pytest.mark.parametrize("tile", ["16x128x64/1x2/3", "16x128x64/1x2/1/2x2"])
+def test_its_roles_leave_time_stamps(tile: str) -> None:
+    kernel = lower(roles_case(12, (13, 264, 520), tile, layout="nt", stages=3), Stamps(0))
     assert kernel.body.count("stamp(") > 10
-    assert "stamp(" not in roles(12, (13, 264, 520), "16x128x64/1x2/3", layout="nt", stages=3).body
+    assert "stamp(" not in roles(12, (13, 264, 520), tile, layout="nt", stages=3).body
 
 
 def test_it_can_be_launched_early() -> None:
-    made = swapped(Matmul(16, 64, 512, "float16"), SwappedTile.parse("16x64x64/1x1/2"), 3, overlapped=True)
-    assert made.attrs["overlaps_launches"]
-    assert "griddepcontrol" in str(made)
+    for tile in ("16x64x64/1x1/2", "16x64x64/1x1/1/1x2"):
+        made = swapped(Matmul(16, 64, 512, "float16"), SwappedTile.parse(tile), 3, overlapped=True)
+        assert made.attrs["overlaps_launches"]
+        assert "griddepcontrol" in str(made)
     assert overlap.FLAG not in str(roles(12, (16, 64, 512), "16x64x64/1x1/2").device)
 
 
@@ -212,6 +295,17 @@ def test_clusters_find_no_place_on_every_multiprocessor() -> None:
     assert fits_at_once(Matmul(64, 64 * 20, 4096, "float16"), tiles[5], hopper())
 
 
+def test_blocks_beyond_the_output_take_places_too() -> None:
+    """120 tiles have room for each to be alone, and so have 112 in clusters of 8; 113 make a cluster more."""
+    alone = SwappedTile((64, 64, 64), (1, 1), 1)
+    shared = replace(alone, cluster=(1, 8))
+    fits = [
+        fits_at_once(Matmul(64, 64 * n, 4096, "float16"), tile, hopper())
+        for n, tile in ((120, alone), (112, shared), (113, shared))
+    ]
+    assert fits == [True, True, False]
+
+
 # In the emulator
 
 
@@ -239,6 +333,51 @@ def test_clusters_find_no_place_on_every_multiprocessor() -> None:
 )
 def test_few_rows_are_right(shape: tuple[int, int, int], tile: str, given: dict[str, Any]) -> None:
     assert verify(roles(12, shape, tile, stages=3, **given), EmulatorBackend()).passed
+
+
+SHARED = [  # more blocks than tiles, down, across or both; a tile's rows and columns end within the output's
+    ((13, 136, 264), "16x64x64/1x1/1/1x2", {"layout": "nt"}),
+    ((21, 72, 264), "8x64x64/1x1/1/2x1", {"layout": "nn", "dtype": "bfloat16"}),
+    ((21, 131, 264), "16x64x64/1x1/1/2x2", {"layout": "nt"}),  # rows of the output that TMA cannot step over
+    ((1, 200, 136), "8x64x64/1x1/1/1x4", {"layout": "nn"}),
+    ((40, 128, 64), "8x128x64/1x2/1/4x1", {"layout": "nt"}),  # one k tile: most blocks have no turn
+    ((9, 72, 136), "8x64x64/1x1/1/2x4", {"layout": "nt", "dtype": "bfloat16"}),
+    ((9, 72, 264), "16x64x64/1x1/1/4x2", {"layout": "nn", "out_dtype": "float32"}),
+    ((13, 72, 520), "16x64x128/1x1/1/1x3", {"layout": "nt"}),  # turns of a number that does not divide the k tiles
+    ((13, 72, 264), "16x64x64/1x1/1/1x2", {"layout": "nn", "variant": "bounded"}),
+    ((13, 64, 1160), "16x64x64/1x1/1/2x1", {"layout": "nt", "stages": 16}),
+    ((136, 72, 64), "8x64x64/1x1/1/4x1", {"layout": "nn"}),  # more rows of clusters than go down together
+]
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize(("shape", "tile", "given"), SHARED, ids=str)
+def test_blocks_that_share_their_loads_are_right(shape: tuple[int, int, int], tile: str, given: dict[str, Any]) -> None:
+    assert verify(roles(12, shape, tile, **{"stages": 3} | given), EmulatorBackend()).passed
+
+
+@pytest.mark.emulator
+def test_a_ring_has_no_more_stages_than_there_are_k_tiles() -> None:
+    kernel = roles(12, (9, 72, 136), "8x64x64/1x1/1/2x2", stages=5)
+    assert kernel.smem_bytes == kernel.case.tile.smem_bytes(2, 3)
+    assert verify(kernel, EmulatorBackend()).passed
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("cluster", ["1x2", "2x1", "2x2"])
+def test_who_loads_changes_no_bit_of_the_results(cluster: str) -> None:
+    """Each sum adds the same products in the same order, whatever the order of the emulator's threads."""
+    shape, given = (13, 136, 264), {"layout": "nn", "stages": 3, "out_dtype": "float32"}
+    kernels = [roles(12, shape, f"8x64x64/1x1/1{field}", **given) for field in ("", f"/{cluster}")]
+    draw = np.random.default_rng(0)
+    a, b = (draw.standard_normal(sizes).astype(np.float16) for sizes in ((13, 264), (264, 136)))
+    results = []
+    for kernel, seed in ((kernels[0], 0), (kernels[1], 1), (kernels[1], 2)):
+        got = np.full((13, 136), np.nan, np.float32)
+        EmulatorBackend(seed=seed).load(kernel)(a, b, got)
+        results.append(got)
+    assert not np.isnan(results[0]).any()
+    assert all((got == results[0]).all() for got in results)
 
 
 @pytest.mark.emulator
@@ -286,8 +425,11 @@ def test_every_width_is_right(
 # With the CUDA compiler, and on the GPU
 
 
+OF_FEW_ROWS = ["8x64x64/1x1/4", "48x64x64/1x1/8", "64x128x64/1x1/2", "72x64x64/1x1/5"]
+
+
 @pytest.mark.compiler
-@pytest.mark.parametrize("tile", ["8x64x64/1x1/4", "48x64x64/1x1/8", "64x128x64/1x1/2", "72x64x64/1x1/5"])
+@pytest.mark.parametrize("tile", [*OF_FEW_ROWS, "72x64x64/1x1/1/2x4", "64x128x64/1x2/1/1x4"])
 def test_few_rows_compile_without_spills(tile: str, compiler: Compiler) -> None:
     cubin = compiled(roles(12, (300, 6144, 4096), tile, layout="nt", stages=4), compiler).cubin
     assert (cubin.spill_bytes, cubin.smem_bytes) == (0, 0)
@@ -306,6 +448,19 @@ def test_few_rows_are_right_on_the_gpu(out_dtype: str, layout: str, rows: int, p
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("cluster", CLUSTERS, ids=str)
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+@pytest.mark.parametrize("stages", [3, 9])
+def test_blocks_that_share_their_loads_are_right_on_the_gpu(
+    stages: int, layout: str, cluster: tuple[int, int], compiler: Compiler
+) -> None:
+    for tile in ("16x64x64/1x1", "72x64x64/1x1", "64x128x64/1x2"):
+        shared = f"{tile}/1/{cluster[0]}x{cluster[1]}"
+        case = roles_case(12, (333, 1096, 2056), shared, layout=layout, stages=stages)
+        assert verify(compiled(lower(case), compiler), GpuBackend(), seeds=(0, 1)).passed
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("columns", [80, 104, 144, 208, 240])
 @pytest.mark.parametrize("layout", ["nn", "nt"])
 @pytest.mark.parametrize("number", [12, 13])
@@ -320,7 +475,9 @@ def test_every_width_is_right_on_the_gpu(number: int, layout: str, columns: int,
 
 @pytest.mark.emulator
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize(("columns", "tile"), [(61, "16x64x64/1x1/1"), (130, "8x128x64/1x2/2")])
+@pytest.mark.parametrize(
+    ("columns", "tile"), [(61, "16x64x64/1x1/1"), (130, "8x128x64/1x2/2"), (130, "8x64x64/1x1/1/2x2")]
+)
 def test_results_leave_for_rows_of_any_length(columns: int, tile: str, dtype: str) -> None:
     """B lies in longer rows, behind whose ends is no number; the bias is as long as the output's rows."""
     problem = Matmul(21, -(-columns // 8) * 8, 136, dtype)

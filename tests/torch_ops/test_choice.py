@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from support.cases import hopper
+from support.roles import roles
 from tensorir_ladder.harness.menu_fit import chosen_over_best, geometric_mean
 from tensorir_ladder.kernels.persistent import cluster_blocks
 from tensorir_ladder.kernels.roles import MOST_SHARED_STAGES, MOST_STAGES
@@ -23,7 +24,7 @@ from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops import kernel_cost
 from tensorir_ladder.torch_ops.choice import EXCHANGED, choices, choose
 from tensorir_ladder.torch_ops.errors import DamagedFile
-from tensorir_ladder.torch_ops.exchanged import all_tiles, named
+from tensorir_ladder.torch_ops.exchanged import CLUSTERS, all_tiles, named
 from tensorir_ladder.torch_ops.few_rows import Streamed
 from tensorir_ladder.torch_ops.kernel_cost import CostFile, Costs, Forms, KTile, cost_file, microseconds
 
@@ -109,15 +110,46 @@ def test_the_tiles_that_are_priced_are_those_that_fit() -> None:
     tiles, draw = all_tiles(), random.Random(3)
     for place in draw.sample(range(len(tiles.rows)), 60):
         tile, (stages, fewer) = tiles.tile(place), tiles.stages[:, place].tolist()
+        most = MOST_STAGES if tile.cluster == (1, 1) else MOST_SHARED_STAGES
         assert not tile.violations(H200.target, 2, stages)
-        most = MOST_STAGES if tile.shared_by == 1 else MOST_SHARED_STAGES
         assert stages == most_stages(tile, most)
         assert fewer in (stages, most_stages(tile, most, blocks=2))
         held = [tile.resident(2, each) if tile.swapped else 1 for each in (stages, fewer)]
         assert tiles.held[:, place].tolist() == held
         assert tile.swapped or tile.shared_by > 1, "on their own, such tiles are among the other kernels"
+        if tile.swapped:
+            assert tiles.cluster[place] == tile.cluster_size
         assert tiles.place(named(tile)) == place
     assert tiles.place("exchanged 256x192x64/1x3/8") is tiles.place("step 12, whatever") is None
+
+
+def test_names_of_exchanged_tiles_say_which_blocks_share_loads() -> None:
+    """Three fields where none do, as in files from before there were such clusters."""
+    tiles = all_tiles()
+    for text in ("72x64x64/1x1/1/2x4", "16x128x64/1x2/1/1x2", "16x128x64/1x2/4"):
+        place = tiles.place(f"exchanged {text}")
+        assert place is not None
+        assert (str(tiles.tile(place)), named(tiles.tile(place))) == (text, f"exchanged {text}")
+    assert tiles.place("exchanged 16x64x64/1x1/2/1x1") == tiles.place("exchanged 16x64x64/1x1/2")
+    for unoffered in ("72x64x64/1x1/1/3x1", "72x64x64/1x1/2/1x2", "16x64x128/1x1/1/2x1", "16x128x64/1x1/1/1x2"):
+        assert tiles.place(f"exchanged {unoffered}") is None
+    for malformed in ("72x64x64/1x1/1/2", "72x64x64/1x1/1/2x4/1", "72x64x64/1x1/1/10x1", "72x64x64/1x1/"):
+        with pytest.raises(ValueError, match="names no tile"):
+            tiles.place(f"exchanged {malformed}")
+    clusters = {*zip(tiles.down.tolist(), tiles.across.tolist())}
+    assert clusters == {*CLUSTERS}
+    assert not (tiles.shared & tiles.split).any()
+
+
+@pytest.mark.parametrize(
+    ("shape", "tile"), [((40, 264, 520), "16x64x64/1x1/1/2x4"), ((13, 72, 520), "16x64x64/1x1/3")], ids=str
+)
+def test_blocks_are_counted_as_they_are_launched(shape: tuple[int, int, int], tile: str) -> None:
+    """Clusters are whole, also where the output ends within one."""
+    tiles = all_tiles()
+    place, kernel = tiles.place(f"exchanged {tile}"), roles(12, shape, tile, layout="nt", stages=3)
+    assert tiles.blocks(*shape[:2])[place] == kernel.blocks
+    assert tiles.cluster[place] == kernel.launch["clusterCtaIdx.x"]
 
 
 def test_few_tiles_exchange_the_operands_and_even_shares_of_columns_have_their_width() -> None:

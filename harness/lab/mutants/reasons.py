@@ -67,6 +67,12 @@ REASONS = (
         _ROLES,
     ),
     Reason(
+        "block of a cluster",
+        r"if \(\(k_tile & 1\) == .* -> if \(\(k_tile & 1\) == \(+1 \^ ",
+        "each of two blocks loads in the other's turn: of every k tile one of them loads what both read",
+        (12,),
+    ),
+    Reason(
         "fence dropped",
         r"wgmma_fence\w*\(\); -> $",
         "since the last wgmma.fence nothing but wgmma of the same shape has touched the sums, which needs none",

@@ -241,8 +241,11 @@ RULES = (
     ),
     Rule(
         "block of a cluster",
-        "a block is left out of a multicast, or another's is meant",
+        "a block is left out of a multicast, or another's is meant, or loads out of its turn",
         (
+            Edit(r"(\(ushort\)\()(\d+)(?= <<)", _off_by("2")),
+            Edit(r"(\(ushort\)\(\d+ << )(?=\()", (r"\g<1>1 + ",)),
+            Edit(r"(if \(\(k_tile\w* [&%] )(\d+)(?=\) ==)", (r"\1<2+1>",)),
             Edit(r'"h"\(__cta_mask\)', ('"h"((uint16_t)(1 & __cta_mask))', '"h"((uint16_t)(2 & __cta_mask))')),
             Edit(r"\(\(int\)tvm_builtin_cluster_ctaid_x\(\)\)", ("0", r"(1 ^ \g<0>)")),
         ),
