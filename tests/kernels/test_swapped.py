@@ -57,7 +57,7 @@ def test_a_fourth_field_has_blocks_share_their_loads() -> None:
     assert (tile.smem_bytes(2, 5), tile.resident(2, 5)) == (replace(tile, cluster=(1, 1)).smem_bytes(2, 5), 2)
     for text in ("16x64x64/1x1/1/2", "16x64x64/1x1/2x4", "16x64x64/1x1/1/2x", "16x64x64/1x1/1/2x4/1x1"):
         with pytest.raises(IllegalTile, match=re.escape(f"'{text}'")):
-            RoleTile.parse(text)
+            SwappedTile.parse(text)
     with pytest.raises(IllegalTile, match="extent below 1"):
         RoleTile.parse("16x64x64/1x1/1/0x2")
 
@@ -70,7 +70,7 @@ def test_a_fourth_field_has_blocks_share_their_loads() -> None:
         ("16x96x64/1x1/1", "96 rows per warpgroup are not a multiple of 64"),
         ("16x64x32/1x1/1", "32 steps of the k tile are not a multiple of 64"),
         ("16x64x64/1x1/9", "9 parts, limit 8 blocks of a cluster"),
-        ("16x64x64/1x1/1/3x3", "9 blocks that share their loads, limit 8 blocks of a cluster"),
+        ("16x64x64/1x1/1/3x3", "9 blocks that share their loads, limit 8 of a cluster"),
         ("16x64x64/1x1/2/1x2", "2 parts in a cluster whose blocks share their loads, limit 1"),
         ("16x256x64/1x4/1", "4 consumer warpgroups, limit 3"),
         ("256x128x64/1x1/1", "registers per thread, limit 255"),

@@ -130,14 +130,20 @@ def test_names_of_exchanged_tiles_say_which_blocks_share_loads() -> None:
         place = tiles.place(f"exchanged {text}")
         assert place is not None
         assert (str(tiles.tile(place)), named(tiles.tile(place))) == (text, f"exchanged {text}")
-    assert tiles.place("exchanged 16x64x64/1x1/2/1x1") == tiles.place("exchanged 16x64x64/1x1/2")
     for unoffered in ("72x64x64/1x1/1/3x1", "72x64x64/1x1/2/1x2", "16x64x128/1x1/1/2x1", "16x128x64/1x1/1/1x2"):
         assert tiles.place(f"exchanged {unoffered}") is None
-    for malformed in ("72x64x64/1x1/1/2", "72x64x64/1x1/1/2x4/1", "72x64x64/1x1/1/10x1", "72x64x64/1x1/"):
-        with pytest.raises(ValueError, match="names no tile"):
+    for malformed in ("72x64x64/1x1/1/2", "72x64x64/1x1/1/2x4/1", "16x64x64/1x1/2/1x1", "72x64x64/1x1/"):
+        with pytest.raises(ValueError, match=r"names no tile|malformed tile"):
             tiles.place(f"exchanged {malformed}")
-    clusters = {*zip(tiles.down.tolist(), tiles.across.tolist())}
-    assert clusters == {*CLUSTERS}
+    upright = "64x72x64/1x1/4x2"
+    assert named(tiles.tile(tiles.place(f"clustered {upright}"))) == f"clustered {upright}"
+    with pytest.raises(ValueError, match="names no tile"):
+        tiles.place(f"exchanged {upright}")
+    of_either = [
+        {*zip(*(each[which].tolist() for each in (tiles.down, tiles.across)))}
+        for which in (~tiles.upright, tiles.upright)
+    ]
+    assert of_either == [{*CLUSTERS}, {cluster[::-1] for cluster in CLUSTERS[1:]}]
     assert not (tiles.shared & tiles.split).any()
 
 
