@@ -276,3 +276,15 @@ def test_cut_last_waves_are_right(
     sms: int, shape: tuple[int, int, int], tile: str, variant: str, compiler: Compiler
 ) -> None:
     check(compiler, 13, shape, tile, variant, sms=sms)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("cluster", ["2x1", "1x2", "4x1", "4x2"])
+@pytest.mark.parametrize("tile", ["64x72x64/1x1", "128x136x64/2x1", "192x128x64/3x1"])
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+def test_blocks_in_clusters_are_right_on_the_gpu(layout: str, tile: str, cluster: str, compiler: Compiler) -> None:
+    for shape in ((1000, 1096, 1032), (130, 72, 72)):
+        check(compiler, 12, shape, f"{tile}/{cluster}", layout=layout, stages=3)
+        if cluster in ("2x1", "1x2"):
+            check(compiler, 13, shape, f"{tile}/{cluster}", layout=layout, stages=3)
+            check(compiler, 13, shape, f"{tile}/{cluster}", "overlapped", layout=layout, stages=3, sms=30)
