@@ -16,9 +16,11 @@ to the block (setmaxnreg), and the consumers take them.
 Variants:
 - roles (the default).
 - bounded: a debug build: a wait of more than two seconds names block, thread, role, barrier and phase, and traps.
-A tile with a third field (16x64x64/1x1/4) exchanges the operands, Cᵀ = Bᵀ · Aᵀ, for products of few rows: B's columns
+A tile with a cluster as its third field (64x72x64/1x1/4x2) has its blocks, 4 down and 2 across, load in turn what they
+share, by TMA multicast: rows of A for those beside each other, columns of B for those below each other.
+A number as the third field (16x64x64/1x1/4) exchanges the operands, Cᵀ = Bᵀ · Aᵀ, for products of few rows: B's columns
 are then the instruction's 64 rows, and each part of the reduction is a block of a cluster (kernels/swapped.py). With a
-fourth (72x64x64/1x1/1/2x4) a cluster's blocks, 2 down and 4 across, load in turn what they share, by TMA multicast.
+fourth (72x64x64/1x1/1/2x4) these tiles have such clusters, too.
 At least two stages, since a consumer keeps one k tile's wgmma in flight. Rows that are no multiples of 16 bytes are
 refused, as in step 11.
 What to expect: the tensor cores hardly ever wait in the loop; what is left is before it and behind it.

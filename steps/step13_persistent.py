@@ -20,7 +20,8 @@ Variants:
 - whole: tiles are never cut.
 - multicast: clusters of two blocks, one above the other; each loads half of their B tile, for both. Where a B tile is
   one panel, which cannot be halved, the same as stream. Stream does so itself with rows that straddle cache lines,
-  each piece of which is read from two.
+  each piece of which is read from two. A tile with a third field (128x208x64/2x1/1x2) says the pair itself: of any
+  width, below each other (2x1) or beside (1x2, which share rows of A), each loading every other k tile for both.
 - bounded: a debug build: a wait of more than two seconds names block, thread, role, barrier and phase, and traps.
 Sums that helpers add are rounded differently from one sum. Rows that are no multiples of 16 bytes are refused.
 What to expect: large products gain what the last wave and the epilogues took, small ones little.
