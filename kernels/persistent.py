@@ -256,7 +256,10 @@ def persistent(
 def cluster_blocks(problem: Matmul, tile: RoleTile, wanted: bool) -> int:
     """Return how many blocks of a cluster share their B tile: 2 where wanted and possible, else 1.
 
-    An odd number of panels along n is left to one block: it could be shared by rows, which was not measured.
+    An odd number of panels along n is left to one block: it could be shared by rows, which was not measured. A tile
+    that says itself what is shared is left as it is.
     """
+    if tile.shared_by > 1:
+        return 1
     b = WarpgroupProduct.of(problem, tile).b
     return 2 if wanted and b.shares(2) and (b.major == "k" or not b.shares_rows(2)) else 1

@@ -91,6 +91,13 @@ def test_bad_input_is_refused(kernel: Any) -> None:
         kernel(Matmul(64, 64, 64, "float32"), tile, 4, **given)
 
 
+def test_step_13_leaves_a_tile_s_own_cluster_as_it_is() -> None:
+    """Its rows of B lie across cache lines, for which the step pairs blocks of other tiles."""
+    for tile, cluster in (("128x128x64/2x1", 2), ("128x128x64/2x1/1x2", 2), ("128x136x64/2x1", 1)):
+        kernel = roles(13, (300, 264, 136), tile, layout="nn", stages=3, sms=4)
+        assert kernel.launch.get("clusterCtaIdx.x", 1) == cluster
+
+
 def test_a_cluster_must_be_able_to_share_b() -> None:
     problem, tile = Matmul(256, 256, 256, "float16", layout="nt"), RoleTile.parse("64x72x64/1x1")
     with pytest.raises(IllegalTile, match="a cluster cannot share"):
@@ -141,6 +148,7 @@ def test_wide_tiles_and_clusters_are_right(tile: str, shape: tuple[int, int, int
         ("64x72x64/1x1/2x1", (330, 136, 200), "nt", 4, False),  # the last cluster's second block has no tile
         ("64x64x64/1x1/1x2", (64, 380, 1032), "nt", 4, True),  # helpers hand over sums
         ("128x136x64/2x1/2x1", (500, 264, 520), "nn", 6, True),
+        ("128x128x64/2x1/1x2", (300, 264, 136), "nn", 4, False),  # which the step would else pair by itself
     ],
 )
 def test_blocks_that_stay_share_loads_in_turn(
