@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parent / "costs"
 ITEMSIZE, SUM_BYTES, LINE = 2, 4, 64  # bytes of an operand's element and of a sum; elements of a cache line
 PANEL_RESULTS = 64 * 64  # of a box
-CORRECTED = 16  # kernels that the formula puts first, among which measurements decide
+CORRECTED = 32  # kernels that the formula puts first, among which measurements decide
 NEAR, NEAR_WAVES = 1.2, 0.6  # how far measurements count: doublings of each extent, of the waves of tiles
 NEAR_COLUMNS, ALIKE = 48, 0.1  # and of a kernel's own tile for its other widths: columns, and how much at most
 NEAR_ROWS, NEAR_KIND = 0.5, 0.45  # of tiles of one block each: doublings of the width; groups, parts
 NEAR_CLUSTER, OTHER_WAY = 0.6, 3.0  # doublings of a cluster's blocks, down and across; operands exchanged or not
-OTHER_LINES = 0.3  # what it counts as, squared, if rows lie across cache lines in one product and not in the other
+OTHER_LINES = 1.0  # what it counts as, squared, if rows lie across cache lines in one product and not in the other
 NEAREST, VERY_NEAR = 0.7, 0.2  # so much counts only of products of nearly the same sizes, and how near
 FAR = 0.03  # what counts less is left out
 DOUBT = 0.15  # of measurements: as much weight as one of the very shape, if that kernel was the fastest there by far
@@ -390,7 +390,8 @@ class Costs:
         near = _nearness(apart)
         first = np.argpartition(times, CORRECTED)[:CORRECTED]
         close = np.flatnonzero(near[self._exchanged_of] > FAR)
-        apart = ((self._tile_places[first][:, None] - self._exchanged_places[close]) ** 2).sum(-1)
+        own, others = self._tile_places[first], self._exchanged_places[close]
+        apart = (own**2).sum(1)[:, None] + (others**2).sum(1) - 2 * (own @ others.T)  # squared
         weights = np.exp(-0.5 * apart) * (near[self._exchanged_of[close]] * self._exchanged_weights[close])
         times *= math.exp(UNKNOWN)
         times[first] *= np.exp(_known(weights, self._exchanged_off[close] - UNKNOWN))
