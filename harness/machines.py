@@ -6,6 +6,7 @@ architecture is that of one GPU, which the table names.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 
 from tvm.target import Target
@@ -116,6 +117,13 @@ MACHINES: dict[str, Machine] = {
     )
 }
 DEFAULT_ARCH = "sm_90a"
+
+
+@functools.cache
+def choosing_machine(gpu: str, multiprocessors: int) -> cost.Machine:
+    """Describe a GPU of the default target as the call's choice sees it: one object, for which it keeps its costs."""
+    machine = machine_for(DEFAULT_ARCH).of_gpu(gpu, multiprocessors)
+    return replace(machine.for_choices(), name=gpu)
 
 
 def machine_for(arch: str) -> Machine:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from tensorir_ladder.harness.cublas import Arena
 from tensorir_ladder.harness.execution import GpuBackend
-from tensorir_ladder.harness.machines import DEFAULT_ARCH, machine_for
+from tensorir_ladder.harness.machines import choosing_machine
 from tensorir_ladder.harness.race import Plan
 from tensorir_ladder.harness.shapes import draw_shapes
 from tensorir_ladder.harness.verify import WrongResult, draw_seeds, hold, matmul_trial
@@ -48,8 +48,7 @@ class Candidate:
     @property
     def made_for(self) -> tuple[Choice | Streamed, Matmul, Setting]:
         """The kernel's choice, its product, and its setting: see :class:`harness.commands.build.ToBuild`."""
-        machine = machine_for(DEFAULT_ARCH).of_gpu(self.gpu, self.multiprocessors).for_choices()
-        return self._choice, self.problem, Setting(replace(machine, name=self.gpu))
+        return self._choice, self.problem, Setting(choosing_machine(self.gpu, self.multiprocessors))
 
     @property
     def kernels(self) -> list[tuple[Choice | Streamed, Matmul, Setting]]:

@@ -40,6 +40,7 @@ STEP, LONGEST, ROUNDS, TRIES = 1e-4, 0.7, 60, 8  # of the logarithms of constant
 FIXED = ("multiply_adds",)  # the tensor cores' rate is known
 AT_MOST_ONE = ("crowding",)
 FOLDS = 10
+DIGITS = 4  # of constants that are kept
 Named = tuple[MeasuredShape, tuple[tuple[str, float], ...]]  # a shape, and microseconds by names of kernels
 
 
@@ -109,6 +110,17 @@ def _least_squares(errors: Callable[[np.ndarray], np.ndarray], x: np.ndarray) ->
         if before - found @ found < 1e-6 * before:
             break
     return x
+
+
+def rounded(rates: Any) -> Any:
+    """Round all constants to as many digits as a fit tells."""
+
+    def short(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: short(each) for name, each in value.items()}
+        return float(f"{value:.{DIGITS}g}")
+
+    return type(rates)(**short({name: getattr(rates, name) for name in rates.__struct_fields__}))
 
 
 def fit_rates(file: CostFile, choices: Sequence[Choice], machine: Machine) -> KernelRates:

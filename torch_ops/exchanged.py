@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import re
 from typing import Annotated, Any
 
 import msgspec
@@ -30,7 +31,11 @@ MOST_RESULTS = 12e6  # of a product that is worth a look: others have more tiles
 # Clusters lie within groups of multiprocessors. Of 132, this is what clusters of 3 to 8 blocks found room in at once.
 GROUP, GROUP_OF, SHORT_GROUP = 16, 18, 8
 ITEMSIZE = 2
+SECTOR = 16  # elements of a cache line's quarter, which memory is read by
 EXCHANGED, CLUSTERED = "exchanged", "clustered"  # and the tile: how files name kernels; stages follow from the product
+SIZES, SHARED = r"(?P<m>\d{1,3})x(?P<n>\d{1,3})x(?P<k>\d{1,3})", r"(?P<down>\d)x(?P<across>\d)"
+EXCHANGED_NAME = re.compile(rf"{EXCHANGED} {SIZES}/1x(?P<groups>\d)/(?P<parts>\d)(?:/(?!1x1){SHARED})?")
+CLUSTERED_NAME = re.compile(rf"{CLUSTERED} {SIZES}/(?P<groups>\d)x1/{SHARED}")
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 
@@ -38,6 +43,7 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 class ExchangedRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Constants of :func:`exchanged_choice`, as those of :class:`.kernel_cost.KernelRates`.
 
+    ``lines`` is what loads across cache lines cost that begin no sector anew;
     ``sharing`` more for clusters that share loads, and ``arriving_bytes`` of a multiprocessor, which they do not spare;
     ``join`` where the reduction has parts, ``part`` more for each 64 × 64 sums of each part but the first; ``refill``
     of each further round of blocks; ``idle``, the power of the share of busy multiprocessors by which memory is slower,
@@ -54,6 +60,7 @@ class ExchangedRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     all_load_bytes: Positive
     arriving_bytes: Positive
     straddling: Positive
+    lines: Positive
     latency: Positive
     refill: Positive
     results: Positive
@@ -89,21 +96,25 @@ class _Tiles:
         self.split = self.parts > 1
 
     @functools.cached_property
-    def _places(self) -> dict[RoleTile, int]:
-        return {self.tile(place): place for place in range(len(self.width))}
+    def _places(self) -> dict[tuple[int, ...], int]:
+        sizes = self.upright, self.rows, self.columns, self.depth, self.parts, self.down, self.across
+        return {key: place for place, key in enumerate(zip(*(each.tolist() for each in sizes)))}
 
     def place(self, name: str) -> int | None:
         """Find a tile by what :func:`named` says of it: None for other kernels, and tiles that are not offered.
 
-        Raises ValueError for a name without a tile.
+        Raises ValueError for a name without a tile. A file has hundreds: their tiles are not made for it.
         """
-        kind, _, text = name.partition(" ")
-        if kind not in (EXCHANGED, CLUSTERED):
+        if not name.startswith((EXCHANGED, CLUSTERED)):
             return None
-        tile = RoleTile.parse(text)
-        if named(tile) != name:
-            raise ValueError(f"{name!r} names no tile as it is written: {named(tile)!r}")
-        return self._places.get(tile)
+        for upright, form in enumerate((EXCHANGED_NAME, CLUSTERED_NAME)):
+            if match := form.fullmatch(name):
+                sizes = {"parts": 1} | {field: int(value or 1) for field, value in match.groupdict().items()}
+                if sizes["groups"] * WGMMA_ROWS != sizes["m" if upright else "n"]:
+                    return None
+                key = (sizes[field] for field in ("m", "n", "k", "parts", "down", "across"))
+                return self._places.get((bool(upright), *key))
+        raise ValueError(f"{name!r} names no tile")
 
     def at(self, places: np.ndarray) -> _Tiles:
         """Return the tiles of some places, in their order, to be priced."""
@@ -156,6 +167,17 @@ def _upright_sizes() -> np.ndarray:
 all_tiles = functools.cache(_Tiles)
 
 
+def across_lines(row: Any, width: Any, straddling: float, lines: float) -> Any:
+    """Return how many times as long loads take of a matrix whose rows have so many elements, from a tile's column on.
+
+    Tiles begin at multiples of their ``width``, 0 where that is whole lines. 1 where all pieces of 128 bytes are whole
+    cache lines, ``lines`` where they lie across two, ``straddling`` where they also begin within sectors of 32 bytes.
+    """
+    return np.where(
+        (row % SECTOR) + (width % SECTOR), straddling, np.where((row % PANEL) + (width % PANEL), lines, 1.0)
+    )
+
+
 def exchanged_microseconds(
     tiles: _Tiles, m: Any, n: Any, k: Any, nt: Any, multiprocessors: int, rates: ExchangedRates
 ) -> np.ndarray:
@@ -170,8 +192,8 @@ def exchanged_microseconds(
         in all   = the longer of the loop and reading both operands once, a part of the other, launch, joining, storing
     """
     r, t = rates, tiles
-    a_factor = 1 + (r.straddling - 1) * (k % PANEL != 0)
-    b_factor = np.where(nt, a_factor, 1 + (r.straddling - 1) * (t.ragged | (n % PANEL != 0)))
+    a_factor = across_lines(k, 0, r.straddling, r.lines)
+    b_factor = np.where(nt, a_factor, across_lines(n, t.columns * t.upright, r.straddling, r.lines))
     loaded = np.where(nt, t.columns, t.panels)  # of a B stored [k, n] whole panels
     blocks = t.blocks(m, n)
     on_each, busy = _spread(t, blocks, multiprocessors)

@@ -24,7 +24,9 @@ from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
 from tensorir_ladder.torch_ops.errors import DamagedFile
 from tensorir_ladder.torch_ops.exchanged import (
     MOST_RESULTS,
+    SECTOR,
     ExchangedRates,
+    across_lines,
     all_tiles,
     exchanged_microseconds,
     exchanged_stages,
@@ -43,7 +45,8 @@ NEAR, NEAR_WAVES = 1.2, 0.6  # how far measurements count: doublings of each ext
 NEAR_COLUMNS, ALIKE = 48, 0.1  # and of a kernel's own tile for its other widths: columns, and how much at most
 NEAR_ROWS, NEAR_KIND = 0.5, 0.45  # of tiles of one block each: doublings of the width; groups, parts
 NEAR_CLUSTER, OTHER_WAY = 0.6, 3.0  # doublings of a cluster's blocks, down and across; operands exchanged or not
-OTHER_LINES = 1.0  # what it counts as, squared, if rows lie across cache lines in one product and not in the other
+OTHER_LINES = 0.3  # what it counts as, squared, if rows lie across cache lines in one product and not in the other
+OTHER_SECTORS = 2.0  # and if they begin within sectors
 NEAREST, VERY_NEAR = 0.7, 0.2  # so much counts only of products of nearly the same sizes, and how near
 FAR = 0.03  # what counts less is left out
 DOUBT = 0.15  # of measurements: as much weight as one of the very shape, if that kernel was the fastest there by far
@@ -51,7 +54,7 @@ SAME, UNSURE = 0.02, 0.05  # how far apart (squared) products are of which one t
 DARE = 1.05  # how much dearer than its estimate a kernel counts for a product that was timed with others only
 UNKNOWN = 0.04  # by what part a kernel is dearer of which nothing is known: of many guesses the least is too low
 FEWEST_ROWS = 16  # fewer cost the same
-PLACES = 6  # numbers of a shape's place
+PLACES = 8  # numbers of a shape's place
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Extent = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
@@ -64,8 +67,9 @@ class KernelRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     before it; ``ring`` more where all its threads load and multiply in turn (step 11), ``pair`` more for clusters of
     two. ``turn`` of a k tile in any kernel, ``ring_turn`` more in step 11's, ``pair_turn`` more in a cluster's.
     ``multiply_adds`` of a multiprocessor, times the tile's ``efficiency``; ``load_bytes`` of one multiprocessor and
-    ``all_load_bytes`` of all together, ``straddling`` times as many where a tile's rows lie across cache lines, be it
-    that the operand's do, or that its width has them begin within one (of a B stored [k, n]); ``latency`` of a
+    ``all_load_bytes`` of all together, ``straddling`` or ``lines`` times as many where a tile's rows lie across cache
+    lines (:func:`.exchanged.across_lines`), be it that the operand's do, or that its width has them begin so (of a B
+    stored [k, n]); ``latency`` of a
     load while many are under way; ``unhidden``, the part of the shorter of multiplying and loading that takes time.
     ``crowding``: how far blocks that begin early are crowded together where they are more than half of the
     multiprocessors (0: not; 1: as if these were all busy). ``results`` that a multiprocessor stores, ``writing_across``
@@ -88,6 +92,7 @@ class KernelRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     load_bytes: Positive
     all_load_bytes: Positive
     straddling: Positive
+    lines: Positive
     latency: Positive
     unhidden: Positive
     crowding: Positive
@@ -239,9 +244,8 @@ class KTile:
 
     def __init__(self, forms: Forms, n: Any, k: Any, nt: Any) -> None:
         f, r = forms, forms.rates
-        a_factor = 1 + (r.straddling - 1) * (k % LINE != 0)
-        across = f.ragged | (n % LINE != 0)
-        b_factor = np.where(nt, a_factor, 1 + (r.straddling - 1) * across)
+        a_factor = across_lines(k, 0, r.straddling, r.lines)
+        b_factor = np.where(nt, a_factor, across_lines(n, f.block_n, r.straddling, r.lines))
         self.rates, self.written = r, 1 + (r.writing_across - 1) * f.ragged
         self.multiplying = f.block_m * f.block_n * f.block_k / (r.multiply_adds * f.efficiency)
         columns = np.where(nt, f.block_n, f.panels)  # of a B stored [k, n] whole panels are loaded
@@ -512,4 +516,5 @@ def _apart(places: np.ndarray, place: np.ndarray) -> np.ndarray:
 def _place(m: int, n: int, k: int, nt: bool) -> np.ndarray:
     """Place a product among others, so that squared distances say how little one tells of the other."""
     sizes = (math.log2(size) / NEAR for size in (max(m, FEWEST_ROWS), n, k))
-    return np.array([*sizes, *(OTHER_LINES**0.5 * flag for flag in (nt, n % LINE != 0, k % LINE != 0))])
+    lines = (OTHER_LINES**0.5 * flag for flag in (nt, n % LINE != 0, k % LINE != 0))
+    return np.array([*sizes, *lines, *(OTHER_SECTORS**0.5 * (row % SECTOR != 0) for row in (k if nt else n, k))])

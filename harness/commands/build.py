@@ -14,7 +14,7 @@ from tensorir_ladder.harness.commands.options import UsageError, add_jobs
 from tensorir_ladder.harness.commands.printing import progress
 from tensorir_ladder.harness.commands.values import whole
 from tensorir_ladder.harness.lab.workers import Lost, Tell, each_in_a_process
-from tensorir_ladder.harness.machines import DEFAULT_ARCH, machine_for
+from tensorir_ladder.harness.machines import DEFAULT_ARCH, choosing_machine, machine_for
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.kernels.codegen.toolchain import Compiler
 from tensorir_ladder.kernels.fused_epilogue import PLAIN
@@ -62,8 +62,7 @@ class ToBuild:
 
     @property
     def _machine(self) -> Machine:
-        machine = machine_for(DEFAULT_ARCH).of_gpu(self.gpu, self.multiprocessors).for_choices()
-        return replace(machine, name=self.gpu)
+        return choosing_machine(self.gpu, self.multiprocessors)
 
     def __str__(self) -> str:
         return f"{self.problem.m}x{self.problem.n}x{self.problem.k} {self.problem.layout} {self.problem.dtype}"

@@ -15,7 +15,7 @@ from tensorir_ladder.harness.commands.build import build_ahead, hopper_machine
 from tensorir_ladder.harness.commands.options import add_jobs, seed_number
 from tensorir_ladder.harness.commands.values import between
 from tensorir_ladder.harness.menu import MENU_GROUPS, candidates, draw_products, file_text, time_menu, with_times
-from tensorir_ladder.harness.menu_fit import chosen_over_best, fit_exchanged, fit_rates, geometric_mean
+from tensorir_ladder.harness.menu_fit import chosen_over_best, fit_exchanged, fit_rates, geometric_mean, rounded
 from tensorir_ladder.harness.records import check_writable
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.torch_ops import kernel_cost
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace, command: str) -> int:
     path.write_text(file_text(file))  # what was timed is kept, whatever becomes of the fit
     print(f"{len(found)} of {len(drawn)} shapes are timed, in {path}; fitting constants to them", flush=True)
     rates, exchanged = fit_rates(file, able, machine), fit_exchanged(file, machine.multiprocessors)
-    file = msgspec.structs.replace(file, rates=rates, exchanged=exchanged)
+    file = msgspec.structs.replace(file, rates=rounded(rates), exchanged=rounded(exchanged))
     path.write_text(file_text(file))
     shares = chosen_over_best(file, able, machine)
     found_best = f"{geometric_mean(shares):.3f} as fast as the best that was timed, {min(shares):.3f} at worst"
