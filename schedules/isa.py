@@ -19,6 +19,7 @@ WARPGROUP = 128  # threads: four warps that multiply together
 VECTOR_BYTES = 16  # the widest load and store of a thread, and cp.async's widest copy
 CP_ASYNC_BYTES = (4, 8, 16)
 LINE_BYTES = 128  # of a cache line; what the banks deliver at once
+SECTOR_BYTES = 32  # of a cache line: the least that is brought from the L2 cache or from device memory
 SWIZZLED_PIECES = LINE_BYTES // VECTOR_BYTES  # of 16 bytes, in what the banks deliver at once
 
 # Shared memory that a block may ask for, by architecture (CUDA C++ programming guide, compute capabilities).

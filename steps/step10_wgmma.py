@@ -19,7 +19,7 @@ Variants:
   edges by themselves, without a branch, all of them requested before the first wait; tiles of any width by the eight.
 - whole: as rows, never cut. in_flight: results are stored as threads have them. awaited: each multiplication is
   awaited in its own iteration; one tile more is on its way in as many stages.
-A kernel in front copies operands to aligned rows: theirs are no multiples of 16 bytes, or of 128 where that pays.
+A kernel in front copies operands to aligned rows: theirs are no multiples of 16 bytes, or of 32 where that pays.
 What to expect: larger tiles multiply more per element brought; small products have too few for all multiprocessors.
 """
 

@@ -4,9 +4,10 @@ Asynchronous copies move 4, 8 or 16 bytes, from an address that is a multiple of
 begins at such an address by chance only, so that each element is moved by itself, through a register, every time that a
 block needs it. A kernel in front, which brings the operand to aligned rows, moves each element by itself *once*.
 
-Rows that are whole 16-byte vectors, but no whole cache lines, can be copied asynchronously as they are: then most of
-the 128 bytes that eight threads bring together are in two lines, and the copies take twice as many. Where each element
-is brought often enough, moving these rows once pays, too (:func:`worthwhile_row_bytes`).
+Rows that are whole 16-byte vectors, but no whole 32-byte sectors, can be copied asynchronously as they are: then the
+128 bytes that eight threads bring together begin and end inside of sectors, in two cache lines, and the copies take
+twice as long. Where each element is brought often enough, moving these rows once pays, too
+(:func:`worthwhile_row_bytes`). Rows of whole sectors straddle lines as well, and take no longer than others.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tensorir_ladder.schedules.inspection import (
     loops_below,
     operand_regions,
 )
-from tensorir_ladder.schedules.isa import LINE_BYTES, VECTOR_BYTES
+from tensorir_ladder.schedules.isa import SECTOR_BYTES, VECTOR_BYTES
 from tensorir_ladder.schedules.loops.layout import pad_to_tile
 from tensorir_ladder.schedules.loops.tiling import bind_grid
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
@@ -59,19 +60,18 @@ def unaligned_operands(sch: Schedule, block: SBlockRV, row_bytes: int = VECTOR_B
 
 
 def worthwhile_row_bytes(sch: Schedule, block: SBlockRV, rates: CostRates) -> int:
-    """Return what :func:`align_operands` should align rows to: 128 bytes where copying pays, else the legal 16.
+    """Return what :func:`align_operands` should align rows to: 32-byte sectors where copying pays, else the legal 16.
 
     :func:`schedules.cost.copying_pays` decides. What is no whole 16-byte vector has to be copied anyway, and does not
-    count.
+    count; nor do rows of whole sectors that straddle cache lines, which were measured to cost nothing. Copied rows are
+    rounded up to the tile, and so whole lines where the tile's are.
     """
     illegal = unaligned_operands(sch, block)
-    straddling = [operand for operand in unaligned_operands(sch, block, LINE_BYTES) if operand not in illegal]
+    split = [operand for operand in unaligned_operands(sch, block, SECTOR_BYTES) if operand not in illegal]
     operands = [region.source for region in operand_regions(sch, block)]
-    copied_bytes = sum(_bytes(operands[position]) for position in straddling)
+    copied_bytes = sum(_bytes(operands[position]) for position in split)
     operations = 2 * math.prod(loop_extents(sch, block))
-    return (
-        LINE_BYTES if copying_pays(operations, copied_bytes, rates, len(straddling) / len(operands)) else VECTOR_BYTES
-    )
+    return SECTOR_BYTES if copying_pays(operations, copied_bytes, rates, len(split) / len(operands)) else VECTOR_BYTES
 
 
 def align_operands(
@@ -106,8 +106,8 @@ def align_operands(
 
     Parameters
     ----------
-    row_bytes : what an aligned row's bytes are a multiple of: 16, so that each can be copied asynchronously, or 128,
-        so that each begins with a cache line.
+    row_bytes : what an aligned row's bytes are a multiple of: 16, so that each can be copied asynchronously, 32 or 128,
+        so that each begins with a sector or a cache line.
     threads : threads of a block of the copying kernel.
     vector_bytes : what a thread stores at once, an element at least. With 16, lower the module as
         :func:`schedules.memory.pass_workspaces` returns it: TVM fails on cp.async otherwise.

@@ -19,7 +19,7 @@ from tvm.s_tir.schedule import ScheduleError
 from tvm.target import Target
 
 from tensorir_ladder.schedules.inspection import is_constant
-from tensorir_ladder.schedules.isa import WARP
+from tensorir_ladder.schedules.isa import LINE_BYTES, SECTOR_BYTES, WARP
 from tensorir_ladder.schedules.loops.residency import least_blocks
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
@@ -42,7 +42,6 @@ MOST_LOADS = 8  # vectors of weights that a thread asks for together
 MOST_REGISTERS = 104  # of weights, rows and sums of a thread
 OTHER_REGISTERS = 24
 MOST_SHARED_BYTES = 40 * 1024
-LINE_BYTES, SECTOR_BYTES = 128, 32  # of loads side by side
 UNKNOWN = 1024  # what an extent that is known at run time only counts as
 
 

@@ -96,7 +96,7 @@ def test_products_of_odd_shapes_are_right_and_copied_in_16_bytes(shape, layout) 
 @pytest.fixture
 def aligned_to_lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Have rows aligned to cache lines in products of any size."""
-    monkeypatch.setattr(step10_wgmma, "worthwhile_row_bytes", lambda sch, block, rates: 128)
+    monkeypatch.setattr(step10_wgmma, "worthwhile_row_bytes", lambda sch, block, rates: 32)
     build.lower.cache_clear()
     yield
     build.lower.cache_clear()
@@ -147,8 +147,9 @@ def test_copying_to_cache_lines_pays_for_large_products() -> None:
     ("shape", "layout", "row_bytes"),
     [
         ((4096, 4096, 4096), "nn", 16),
-        ((4088, 4088, 4088), "nn", 128),
-        ((4096, 4088, 4096), "nn", 128),
+        ((4088, 4088, 4088), "nn", 32),
+        ((4096, 4088, 4096), "nn", 32),
+        ((4080, 4080, 4080), "nn", 16),  # whole sectors, across lines
         ((4096, 4088, 4096), "nt", 16),
         ((4095, 4095, 4095), "nn", 16),
         ((1000, 1000, 1000), "nn", 16),

@@ -14,7 +14,7 @@ from support.cases import EVERY_VARIANT, STEPS, THREAD_STEPS
 from tensorir_ladder.harness.build import Case, Kernel, lower
 from tensorir_ladder.harness.emulation import EmulatorBackend
 from tensorir_ladder.harness.machines import MACHINES, machine_for
-from tensorir_ladder.harness.records import RESULTS, load_records, load_tuned
+from tensorir_ladder.harness.records import RESULTS, load_records, load_shapes, load_tuned
 from tensorir_ladder.harness.shapes import draw_shapes, scheduled_case
 from tensorir_ladder.harness.verify import verify
 from tensorir_ladder.schedules import cost
@@ -235,12 +235,43 @@ def test_every_shape_gets_what_can_be_built(shape: tuple[int, int, int], dtype: 
     assert parts == 1 or parts * case.stages <= case.k_tiles
 
 
-def test_rows_that_straddle_lines_cost_more_than_whole_ones() -> None:
+def test_rows_of_no_whole_sectors_cost_more_and_rows_across_lines_do_not() -> None:
     choice = STEPS[10].tiles.default
-    whole, straddling = (
-        cost.wgmma_cycles(choice, Matmul(1024, size, size, "float16"), machine_of()) for size in (1024, 1016)
+    lines, sectors, vectors = (  # rows of 16 lines, of 63 sectors, of 127 vectors
+        cost.wgmma_cycles(choice, Matmul(1024, size, size, "float16"), machine_of()) for size in (1024, 1008, 1016)
     )
-    assert straddling > 1.1 * whole
+    assert vectors > 1.1 * lines
+    assert sectors <= lines
+
+
+def test_cycles_by_warpgroups_are_about_what_was_measured() -> None:
+    """Of 200 drawn shapes on an H200, the tile that was chosen for each; in parts, those that the model finds now."""
+    taken = [
+        each
+        for each in load_shapes(RESULTS)
+        if (each.group, each.dtype, each.seed) == ("schedules", "float16", 2029) and "H200" in each.environment.gpu
+    ]
+    assert len(taken) >= 200
+    stages = {str(choice.tile): choice.stages for choice in reversed(step10_wgmma.FITTED.choices)}
+    errors = []
+    for each in taken:
+        problem, tile = Matmul(each.m, each.n, each.k, each.dtype), each.config.split()[1].rstrip(",")
+        choice = Choice(step10_wgmma.FITTED.kind.parse(tile), stages[tile])
+        parts = cost.wgmma_parts(problem, choice, machine_of())
+        us = cost.wgmma_cycles(choice, problem, machine_of(), parts) / cost.CLOCK_GHZ / 1e3
+        errors.append(math.log(us / (1e3 * statistics.median(each.timing.samples_ms))))
+    assert abs(statistics.mean(errors)) < 0.03
+    assert statistics.mean(map(abs, errors)) < 0.08
+
+
+def test_parts_added_up_one_behind_the_other_are_fewer() -> None:
+    """A reduction of few results: each part more is read later, whatever it holds."""
+    problem = Matmul(64, 64, 64 * 256, "float16")
+    few, many = (
+        cost.wgmma_cycles(Choice(STEPS[10].tiles.choices[2].tile, 6), problem, machine_of(), parts)
+        for parts in (16, 32)
+    )
+    assert few < many
 
 
 def test_widths_between_are_legal_and_the_cheapest_where_they_fill_the_gpu_once() -> None:
