@@ -259,7 +259,7 @@ class ClusterTile(RoleTile):
     EXAMPLE: ClassVar[str] = "64x72x64/1x1/4x2"
 
     def misfits(self) -> list[str]:
-        """Return also a cluster that is none, or too large."""
+        """Return also a cluster that is too large."""
         return super().misfits() + cluster_misfits(self.cluster)
 
 

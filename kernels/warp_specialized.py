@@ -71,8 +71,9 @@ def warp_specialized(
     Blocks of a cluster (:class:`kernels.tiles.ClusterTile`) load in turn what they have in common, a k tile each, for
     all that read it (TMA multicast): rows of A for those beside each other, columns of B for those below each other.
     That spares the L2 cache reads, and rows that lie across its lines cost a load for all instead of one each. Blocks
-    beyond the output only load. Such a ring may have 16 stages. ``overlapped`` is as in
-    :func:`kernels.persistent.persistent`.
+    beyond the output take their turns like the others, and store nothing. Such a ring may have 16 stages.
+
+    ``overlapped`` is as in :func:`kernels.persistent.persistent`.
 
     With ``any_rows`` the kernel takes any number of rows, in a further parameter, up to those of ``problem``: whoever
     launches it gives tensor maps of the rows at hand, and as many blocks as these have tiles
