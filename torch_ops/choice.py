@@ -248,11 +248,11 @@ def choose(
 def _costs(target: Target, gpu: str, multiprocessors: int, flexible: bool) -> Costs:
     """Prepare what a target can hold, whatever the product is; see :func:`choose`."""
     able = list(choices([KERNELS[12]] if flexible else MENU))
-    violations = {each: each.tile.violations(target, ITEMSIZE, each.stages) for each in able}
-    legal = [each for each, found in violations.items() if not found]
+    violations = [each.tile.violations(target, ITEMSIZE, each.stages) for each in able]
+    legal = [each for each, found in zip(able, violations) if not found]
     if not legal:
         raise IllegalTile(
-            "no kernel fits this target: " + "; ".join(next(iter(violations.values()))),
+            "no kernel fits this target: " + "; ".join(violations[0]),
             remedy="run on an sm_90a GPU",
         )
     return Costs(legal, cost_file(gpu), multiprocessors)

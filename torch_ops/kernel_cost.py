@@ -23,6 +23,7 @@ from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
 from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
 from tensorir_ladder.torch_ops.errors import DamagedFile
 from tensorir_ladder.torch_ops.exchanged import (
+    EIGHT,
     MOST_RESULTS,
     SECTOR,
     ExchangedRates,
@@ -315,7 +316,7 @@ class Costs:
         self.forms = Forms(choices, file.rates, multiprocessors)
         self.exchanged = file.exchanged
         self._k_tile = functools.cache(functools.partial(KTile, self.forms))
-        self._timed = {(shape.m, shape.n, shape.k, shape.layout == "nt") for shape in file.shapes}
+        self._timed = {_same(shape.m, shape.n, shape.k, shape.layout == "nt") for shape in file.shapes}
         self._remember(file)
         self._remember_exchanged(file)
 
@@ -328,10 +329,10 @@ class Costs:
             (row, places[old], us) for row, shape in enumerate(shapes) for old, us in shape.times if places[old] >= 0
         ]
         self._shapes = np.array([_place(each.m, each.n, each.k, each.layout == "nt") for each in shapes])
-        self._measured: dict[tuple[int, int, int, bool], list[tuple[int, float]]] = {}  # of these very products
+        self._measured: dict[tuple[int, int, int, bool], list[tuple[int, float]]] = {}  # of these products
         for row, place, us in taken:
             each = shapes[row]
-            self._measured.setdefault((each.m, each.n, each.k, each.layout == "nt"), []).append((place, us))
+            self._measured.setdefault(_same(each.m, each.n, each.k, each.layout == "nt"), []).append((place, us))
         self._off, self._weights, self._waves = np.zeros((3, len(self.choices), len(shapes)))
         self._common, self._compared = np.zeros((2, len(shapes)))
         if not shapes:
@@ -370,7 +371,7 @@ class Costs:
         guessed = exchanged_microseconds(tiles.at(at), m, n, k, nt, self.forms.multiprocessors, file.exchanged)
         self._exchanged_measured: dict[tuple[int, int, int, bool], list[tuple[int, float]]] = {}
         for each, place, taken in timed:
-            of = each.m, each.n, each.k, each.layout == "nt"
+            of = _same(each.m, each.n, each.k, each.layout == "nt")
             self._exchanged_measured.setdefault(of, []).append((place, taken))
         self._exchanged_shapes = np.array([_place(*shape) for shape in shapes]).reshape(-1, PLACES)
         self._exchanged_common, self._exchanged_compared, off, weights = _beside_the_formula(
@@ -399,9 +400,10 @@ class Costs:
         weights = np.exp(-0.5 * apart) * (near[self._exchanged_of[close]] * self._exchanged_weights[close])
         times *= math.exp(UNKNOWN)
         times[first] *= np.exp(_known(weights, self._exchanged_off[close] - UNKNOWN))
-        if (m, n, k, nt) in self._timed:
+        same = _same(m, n, k, nt)
+        if same in self._timed:
             times *= DARE
-        for place, us in self._exchanged_measured.get((m, n, k, nt), ()):
+        for place, us in self._exchanged_measured.get(same, ()):
             times[place] = us
         return times
 
@@ -432,7 +434,8 @@ class Costs:
 
         Of the CORRECTED that the formula puts first each is corrected by what it was measured to take, beside the
         formula, for other products: the nearer their sizes, waves and raggedness, the more they count. What one was
-        measured to take for this very product stands. ``streamed`` allows the kernel that streams weights.
+        measured to take for this product, or one of as many rows by the eight, stands. ``streamed`` allows the kernel
+        that streams weights.
         """
         m, n, k, nt = problem.m, problem.n, problem.k, problem.layout == "nt"
         times, waves = self._guess(m, n, k, nt, batch)
@@ -450,10 +453,11 @@ class Costs:
             weights = _nearness(apart) * self._weights[close]
             times *= math.exp(UNKNOWN)
             guessed = times[first] * np.exp(_known(weights, self._off[close] - UNKNOWN))
-            if (m, n, k, nt) in self._timed:
+            same = _same(m, n, k, nt)
+            if same in self._timed:
                 times *= DARE
                 guessed *= DARE
-            for place, us in self._measured.get((m, n, k, nt), ()):
+            for place, us in self._measured.get(same, ()):
                 guessed[first == place] = us
         order = np.argsort(guessed)
         return np.append(first[order], rest), np.append(guessed[order], times[rest])
@@ -511,6 +515,11 @@ def _apart(places: np.ndarray, place: np.ndarray) -> np.ndarray:
     """Return squared distances."""
     off = places - place
     return np.einsum("ij,ij->i", off, off)
+
+
+def _same(m: int, n: int, k: int, nt: bool) -> tuple[int, int, int, bool]:
+    """Return what products share of which a kernel's time is the same: more rows than eight come to it by the eight."""
+    return m if m <= EIGHT else -(-m // EIGHT) * EIGHT, n, k, nt
 
 
 def _place(m: int, n: int, k: int, nt: bool) -> np.ndarray:

@@ -81,6 +81,17 @@ def test_one_kernel_s_time_stands_but_says_nothing_for_others_far_from_what_was_
     assert told.estimate(near)[0].tolist() == costs.estimate(near)[0].tolist()
 
 
+def test_what_a_kernel_takes_counts_for_as_many_rows_by_the_eight() -> None:
+    """Rows come to a kernel by the eight: nine take what sixteen do. Fewer than eight have kernels of their own."""
+    blank = msgspec.structs.replace(FILE, shapes=())
+    first = Costs(ALL, blank, H200.multiprocessors).estimate(Matmul(53, 5120, 5120, "float16", "nt"))[0][0]
+    shape = kernel_cost.MeasuredShape(m=53, n=5120, k=5120, layout="nt", times=((int(first), 1.0),))
+    told = Costs(ALL, msgspec.structs.replace(blank, kernels=tuple(map(str, ALL)), shapes=(shape,)), 132)
+    for rows, stands in ((56, True), (49, True), (48, False), (57, False)):
+        places, times = told.estimate(Matmul(rows, 5120, 5120, "float16", "nt"))
+        assert (times[list(places).index(first)] == 1.0) == stands, rows
+
+
 def test_a_width_of_no_whole_panels_costs_more_where_b_is_stored_by_rows() -> None:
     _, odd = forms("128x216x64/2x1")
     _, even = forms("128x256x64/2x1")
@@ -228,7 +239,8 @@ def test_a_tile_that_was_not_fitted_has_the_efficiency_of_others() -> None:
 
 
 def test_a_gpu_without_a_file_has_the_modelled_one_s() -> None:
-    assert cost_file("NVIDIA H100 80GB HBM3") == cost_file("NVIDIA H200")
+    assert cost_file("NVIDIA Other") == cost_file("NVIDIA H200")
+    assert cost_file("NVIDIA H100 80GB HBM3").rates != cost_file("NVIDIA H200").rates, "an H100 was measured"
     other = replace(H200, name="NVIDIA Other")
     assert choose(Matmul(640, 480, 320, "float16"), other) == choose(Matmul(640, 480, 320, "float16"), H200)
 
