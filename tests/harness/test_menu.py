@@ -139,6 +139,29 @@ def test_a_dry_run_times_and_writes_nothing(made_up: list[Candidate], command: C
     assert not list(tmp_path.iterdir())
 
 
+def test_some_groups_are_timed_alone(made_up: list[Candidate], command: Command, tmp_path: Path) -> None:
+    assert measure(command, tmp_path, "--dry-run", "--shapes", "decode").code == 0
+    assert {each.problem for each in made_up} == set(draw_products(5, 2, ["decode"]))
+    outcome = measure(command, tmp_path, "--shapes", "decode,cubes")
+    assert outcome.code == 2
+    assert "cubes" in outcome.err
+    assert "squares" in outcome.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_was_timed_is_kept_where_the_fit_fails(
+    made_up: list[Candidate], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise ArithmeticError("made up")
+
+    monkeypatch.setattr(menu_command, "fit_rates", fails)
+    assert measure(command, tmp_path, "--shapes", "decode").code != 0
+    monkeypatch.setattr(kernel_cost, "FOLDER", tmp_path)
+    kept = {(shape.m, shape.n, shape.k) for shape in cost_file.__wrapped__("NVIDIA H200").shapes}
+    assert {(problem.m, problem.n, problem.k) for problem in draw_products(5, 2, ["decode"])} <= kept
+
+
 @pytest.mark.gpu
 def test_kernels_are_checked_and_timed() -> None:
     backend, problem = execution.GpuBackend(), Matmul(256, 512, 512, "float16")
