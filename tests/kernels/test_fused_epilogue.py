@@ -91,6 +91,32 @@ def test_results_are_those_of_float64(
     assert float(np.abs(got.astype(np.float64) - wanted).max()) <= limit
 
 
+IN_CLUSTERS: dict[str, Callable[[Matmul, Epilogue], Any]] = {
+    "pairs": lambda problem, finish: warp_specialized(
+        problem, RoleTile.parse("64x104x64/1x1/2x1"), 3, finish=finish, overlapped=True
+    ),
+    "exchanged pairs": lambda problem, finish: swapped(
+        problem, SwappedTile.parse("72x64x64/1x1/1/1x2"), 3, finish=finish, overlapped=True
+    ),
+    "results in the ring": lambda problem, finish: swapped(
+        problem, SwappedTile.parse("200x128x64/1x2/1"), 5, finish=finish, overlapped=True
+    ),
+    "pairs that stay": lambda problem, finish: persistent(
+        problem, RoleTile.parse("64x72x64/1x1/1x2"), 3, machine=hopper(4), finish=finish
+    ),
+}
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("kernel", IN_CLUSTERS)
+def test_blocks_in_clusters_and_large_tiles_finish_their_own_results(kernel: str) -> None:
+    problem, draw = Matmul(210, 200, 392, "float16", "nt"), np.random.default_rng(0)
+    a, b = (draw.integers(-2, 3, sizes).astype(np.float16) for sizes in ((210, 392), (200, 392)))
+    got, bias = np.full((210, 200), np.nan, np.float16), draw.integers(-9, 9, 200).astype(np.float32)
+    emulate(IN_CLUSTERS[kernel](problem, Epilogue(0.5, "float32", "relu")), {"A": a, "B": b, "C": got, "bias": bias})
+    assert (got == np.maximum(0.5 * (a.astype(np.float64) @ b.T.astype(np.float64)) + bias, 0)).all()
+
+
 @pytest.mark.emulator
 def test_helpers_sums_are_finished_once_by_the_owner() -> None:
     """Three tiles for two blocks: the last one's first k tiles are multiplied by the block that has none."""
