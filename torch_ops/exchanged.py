@@ -22,8 +22,8 @@ from tensorir_ladder.kernels.tiles import MOST_PARTS, ClusterTile, RoleTile, Swa
 from tensorir_ladder.schedules.isa import PANEL, WGMMA_ROWS
 from tensorir_ladder.schedules.workloads import Matmul
 
-EIGHT, MOST_ROWS = 8, 256  # rows of a tile come by the eight
-GROUPS, DEPTHS = (1, 2, 3), (64, 128, 256)  # warpgroups, of 64 columns each; of k tiles
+EIGHT, MOST_ROWS = 8, 256  # an instruction's widths come by the eight
+GROUPS, DEPTHS = (1, 2, 3), (64, 128, 256)  # warpgroups, of an instruction's 64 rows each; of k tiles
 DEEP_ROWS = 72  # of a tile whose k tiles may be deeper than a panel
 SHORTEST_PART = 256  # of the reduction
 CLUSTERS = ((1, 1), (1, 2), (2, 1), (1, 4), (4, 1), (2, 4))  # blocks that share loads: down, across; upright, reversed
@@ -41,10 +41,10 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class ExchangedRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Constants of :func:`exchanged_choice`, as those of :class:`.kernel_cost.KernelRates`.
+    """Constants of :func:`exchanged_microseconds`, as those of :class:`.kernel_cost.KernelRates`.
 
-    ``lines`` is what loads across cache lines cost that begin no sector anew;
     ``sharing`` more for clusters that share loads, and ``arriving_bytes`` of a multiprocessor, which they do not spare;
+    ``straddling`` and ``lines`` are those of :func:`across_lines`;
     ``join`` where the reduction has parts, ``part`` more for each 64 × 64 sums of each part but the first; ``refill``
     of each further round of blocks; ``idle``, the power of the share of busy multiprocessors by which memory is slower,
     ``uneven``, that of the blocks they have beside the most that one has; ``results`` that a multiprocessor stores.
@@ -87,7 +87,6 @@ class _Tiles:
         side = self.groups * WGMMA_ROWS
         self.rows, self.columns = np.where(self.upright, (side, self.width), (self.width, side))
         self.panels = np.where(self.upright, -(-self.columns // PANEL) * PANEL, self.columns)
-        self.ragged = self.panels != self.columns  # such tiles begin within cache lines
         self.shared = self.down * self.across > 1
         self.cluster = self.parts * self.down * self.across
         # An instruction reads its 64 rows of shared memory whatever its width: narrow ones are slower than their work.
