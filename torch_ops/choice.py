@@ -8,6 +8,7 @@ record's (``reports/results``).
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -233,7 +234,7 @@ def choose(
         measured = tuned_here(problem, machine.name, machine.multiprocessors) or measured
     if measured and not flexible:
         return measured
-    costs = _costs(machine.target, machine.name, machine.multiprocessors, flexible)
+    costs = _costs(str(machine.target), machine.name, machine.multiprocessors, flexible)
     places, times = costs.estimate(problem, batch, streamed=dense and batch == 1 and streams(problem))
     likeliest = ((costs.choices[place], us) for place, us in zip(places, times))
     chosen, least_us = next(each for each in likeliest if each[0].takes(problem, machine))
@@ -245,8 +246,12 @@ def choose(
 
 
 @functools.cache
-def _costs(target: Target, gpu: str, multiprocessors: int, flexible: bool) -> Costs:
-    """Prepare what a target can hold, whatever the product is; see :func:`choose`."""
+def _costs(target_text: str, gpu: str, multiprocessors: int, flexible: bool) -> Costs:
+    """Prepare what a target can hold, whatever the product is; see :func:`choose`.
+
+    The target is given as its text, which is the same for two of the same GPU, unlike the objects.
+    """
+    target = Target(json.loads(target_text))
     able = list(choices([KERNELS[12]] if flexible else MENU))
     violations = [each.tile.violations(target, ITEMSIZE, each.stages) for each in able]
     legal = [each for each, found in zip(able, violations) if not found]
