@@ -633,8 +633,10 @@ def test_results_written_to_a_ring_that_is_still_read_are_a_race(monkeypatch: py
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("layout", ["nn", "nt"])
-@pytest.mark.parametrize("tile", [*LARGE, "224x192x64/1x3/1/1x2", "160x192x64/1x3/5"])
+@pytest.mark.parametrize(
+    ("tile", "layout"),
+    [*((tile, "nt") for tile in LARGE), ("224x192x64/1x3/1/1x2", "nn"), ("160x192x64/1x3/5", "nn")],
+)
 def test_large_tiles_compile_without_spills(tile: str, layout: str, compiler: Compiler) -> None:
     case = roles_case(12, (572, 6144, 4096), tile, layout=layout, stages=most_stages(RoleTile.parse(tile), 8))
     cubin = compiled(lower(case), compiler).cubin
