@@ -42,9 +42,9 @@ def check_taken(problem: Matmul, remedy: str = tma.ALIGNING_STEP) -> None:
 def can_store_by_tma(problem: Matmul, tile: TmaTile) -> bool:
     """Tell whether results can leave by TMA: 16 bits each, rows it can step over, instructions of whole boxes.
 
-    Kernels with roles let boxes share columns, and need one box's at least.
+    Kernels with roles let boxes share columns, or have one narrower box.
     """
-    fits = tile.group_n % PANEL == 0 or (isinstance(tile, RoleTile) and tile.group_n > PANEL)
+    fits = tile.group_n % PANEL == 0 or isinstance(tile, RoleTile)
     return problem.out_dtype in PTX_TYPES and tma.rows_fit(problem.n, problem.out_dtype) and fits
 
 
@@ -65,15 +65,17 @@ def write_box(
     """Emit the writing of one swizzled box of 64 × 64 results to shared memory, at byte ``first``, by ``stmatrix``.
 
     Boxes go along columns, then to the next 64 rows. Where columns are no multiple of 64, the last box in a row begins
-    within the one before, and has the same results there. One ``stmatrix`` stores 16 × 16 elements of a warp, to the
-    addresses of 16-byte pieces that its lanes give.
+    within the one before, and has the same results there; fewer columns than 64 are one narrower box. One ``stmatrix``
+    stores 16 × 16 elements of a warp, or 16 × 8, to the addresses of 16-byte pieces that its lanes give.
     """
     row_tile, column = product.box_place(box)
     start = (row_tile * product.columns + column) // 4
-    for square in range(PANEL // 16):
-        piece = piece_of(square, warp, lane)
-        registers = (packed[start + square * 4 + i] for i in range(4))
-        T.evaluate(T.ptx.stmatrix.sync.aligned.m8n8.x4.shared.b16(into.ptr_to([first + piece]), *registers))
+    for left in range(product.box_columns, 0, -16):
+        square = (product.box_columns - left) // 16
+        eights = 4 if left >= 16 else 2  # squares of 8 × 8
+        registers = (packed[start + square * 4 + i] for i in range(eights))
+        place = into.ptr_to([first + piece_of(square, warp, lane)])
+        T.evaluate(T.ptx[f"stmatrix.sync.aligned.m8n8.x{eights}.shared.b16"](place, *registers))
 
 
 def piece_of(square: int, warp: Expr, lane: Expr) -> Expr:

@@ -40,7 +40,7 @@ class Panels(isa.Panels):
 
     def shares_rows(self, blocks: int) -> bool:
         """Return whether a share is some rows of every panel, not some of the panels: where these run along n."""
-        return self.major == "k" or self.count % blocks != 0
+        return self.major == "k" or self.count % blocks != 0 or self.edge > 0
 
     def check_shares(self, blocks: int) -> None:
         """Raise IllegalTile where :meth:`shares` says no."""
@@ -58,7 +58,7 @@ class Panels(isa.Panels):
 
     def load(
         self,
-        tensor_map: Var,
+        tensor_map: Var | tma.OneOf | tma.Edged,
         first: Expr,
         step: Expr,
         into: Buffer,
@@ -71,7 +71,7 @@ class Panels(isa.Panels):
         """Emit one thread's TMA loads of the tile to byte ``offset`` of shared memory, whose bytes a barrier counts.
 
         With more ``blocks``: of this block's ``share``, by multicast, each to all blocks of the cluster, whose barriers
-        all count. Or of the whole tile ``to`` some of them.
+        all count. Or ``to`` some of them, of a share or the whole.
         """
         by_rows, rows = self.shares_rows(blocks), self.box_rows(blocks)
         for box in range(self.count if by_rows else self.count // blocks):
@@ -79,7 +79,12 @@ class Panels(isa.Panels):
             first_row = share * rows if by_rows else 0
             column, row = self.coordinates(panel, first, step)
             place = into.ptr_to([offset + panel * self.panel_bytes + first_row * ROW_BYTES])
-            tma.load(tensor_map, column, row + first_row, place, barrier, to or blocks)
+            tma.load(self._map_of(tensor_map, panel), column, row + first_row, place, barrier, to or blocks)
+
+    def _map_of(self, tensor_map: Var | tma.OneOf | tma.Edged, panel: int | Expr) -> Var | tma.OneOf:
+        if isinstance(tensor_map, tma.Edged):
+            return tensor_map.edge if panel == self.count - 1 else tensor_map.whole
+        return tensor_map
 
     def descriptor(self, address: Expr) -> Expr:
         """The descriptor of the operand at an address in shared memory, as an expression of 64 bits.
@@ -129,6 +134,25 @@ class TileProduct:
         return self.a.bytes + self.b.bytes
 
     @property
+    def loaded_bytes(self) -> int:
+        """What makes a stage full: both operands' bytes, less those of columns that a last panel lacks."""
+        return self.a.loaded_bytes + self.b.loaded_bytes
+
+    def load_rows(self, of_a: int, of_b: int) -> tuple[int, int]:
+        """Return the rows of A's and B's boxes where so many blocks load a share of them each."""
+        return self.a.box_rows(of_a), self.b.box_rows(of_b)
+
+    @property
+    def b_panels(self) -> int:
+        """Columns of B that panels along n have; a whole panel's where they run along k."""
+        return PANEL if self.b.major == "k" else self.b.extent
+
+    @property
+    def box_columns(self) -> int:
+        """Columns of a box of results: 64, or those of an instruction that has fewer."""
+        return min(PANEL, self.columns)
+
+    @property
     def boxes(self) -> int:
         """Boxes of ROWS × 64 results: a warpgroup's, or the block's where it has one instruction."""
         return self.row_tiles * self.boxes_across
@@ -141,7 +165,7 @@ class TileProduct:
     def box_place(self, box: int | Expr) -> tuple[int | Expr, int | Expr]:
         """Return a box's row tile, and its first column: the last box ends where the instruction's columns do."""
         row_tile, column = box // self.boxes_across, box % self.boxes_across * PANEL
-        if self.columns % PANEL == 0:
+        if self.columns % PANEL == 0 or self.columns < PANEL:
             return row_tile, column
         return row_tile, (min if isinstance(box, int) else tirx.min)(column, self.columns - PANEL)
 
@@ -162,7 +186,7 @@ class TileProduct:
         """
         row, column, step = place
         first = stage * self.stage_bytes
-        full.expect(stage, self.stage_bytes)
+        full.expect(stage, self.loaded_bytes)
         self.a.load(matrices.a_map, row, step, ring, first, full.at(stage))
         self.b.load(matrices.b_map, column, step, ring, first + self.a.bytes, full.at(stage), share, blocks)
 

@@ -20,9 +20,12 @@ from tensorir_ladder.kernels.roles import (
     Consumer,
     RoleBlock,
     SharedRing,
+    begin_after_last,
+    divides,
     end_together,
     give_up_registers,
-    load_in_turn,
+    let_next_begin,
+    load_together,
     take_registers,
 )
 from tensorir_ladder.kernels.short_stack import on_a_short_stack
@@ -49,6 +52,7 @@ def persistent(
     blocks: int = 1,
     stream_k: bool = True,
     overlapped: bool = False,
+    beside: bool = False,
     bounded: bool = False,
     group: int = 16,
     stamps: Stamps | None = None,
@@ -76,7 +80,9 @@ def persistent(
 
     ``overlapped`` blocks begin while the kernel before in the stream still runs, where it leaves them room: barriers
     are ready when it ends, and all wait for that before they touch memory (programmatic dependent launch; the function
-    says so in its attribute :data:`kernels.roles.OVERLAPS`).
+    says so in its attribute :data:`kernels.roles.OVERLAPS`). The next kernel's may begin once this one's last products
+    are issued, or from the start, ``beside`` it. That pays only where the GPU has places for all blocks of both: else
+    they take what places are left, unevenly, and an H200 takes up to 1.25 times as long.
 
     ``blocks`` of 2 are clusters: two blocks, one above the other, each load half of their common B tile, for both
     (TMA multicast). The two blocks of a :class:`kernels.tiles.ClusterTile` load what they have in common in turn, as in
@@ -117,7 +123,10 @@ def persistent(
             value=f"rows of {problem.n} of {problem.out_dtype}",
             remedy="give 16-bit results and rows of multiples of 16 bytes",
         )
-    box_rows = (product.a.rows, product.b.box_rows(blocks), WGMMA_ROWS if by_tma else None)
+    of_a, of_b = tile.cluster[1], tile.cluster[0] * blocks
+    load_rows = product.load_rows(*((of_a, of_b) if blocks > 1 or divides(product, of_a, of_b) else (1, 1)))
+    box_rows = (*load_rows, WGMMA_ROWS if by_tma else None)
+    columns = {"b_panels": product.b_panels, "c_columns": product.box_columns}
     known = plan_for(problem, tile, machine, blocks, stream_k)
     early = known.shortest  # k tiles beside which results leave
     down, across = tile.cluster[0] * blocks, tile.cluster[1]
@@ -128,6 +137,7 @@ def persistent(
     workers = machine.multiprocessors if any_rows else known.workers
     floats = room * PartialSums.floats(product.registers, tile.consumers)
     residual = Residual(problem, tile, product) if finish.residual else None
+    at_end = overlapped and not beside
     log = Log(stamps, ("producer", *(f"consumer {number}" for number in range(tile.consumers))))
 
     @T.prim_func
@@ -145,7 +155,7 @@ def persistent(
     ):
         shared_sums = T.match_buffer(sums_ptr, (max(1, floats),), "float32", align=16)
         flags = T.match_buffer(flags_ptr, (max(1, room * tile.consumers),), "int32", align=4)
-        matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), box_rows)
+        matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), box_rows, **columns)
         bias = T.meta_var(finish.bind(bias_ptr, problem.n))
         added = T.meta_var(residual.bind(residual_ptr) if finish.residual else None)
         log.bind()
@@ -157,8 +167,7 @@ def persistent(
         log.clocks("begin", here.number, here.thread == 0)
         shared.begin(here)
         if overlapped:
-            T.ptx.griddepcontrol.wait()
-            T.ptx.griddepcontrol.launch_dependents()
+            begin_after_last(beside)
         high = T.meta_var(TileRows(rows, tile.block_m).count if any_rows else known.tiles // tile_columns)
         plan = T.meta_var(known_at_run_time(known, workers, high * tile_columns, helpers, cut) if any_rows else known)
         work = Pieces(plan, here.number // total)
@@ -179,7 +188,7 @@ def persistent(
                             product.load(matrices, corner, shared.ring, fill.stage, shared.full, here.member, blocks)
                         else:
                             turns = T.meta_var((here.of_its_rows, here.of_its_columns))
-                            load_in_turn(product, matrices, corner, shared, fill.stage, k_tile, *turns)
+                            load_together(product, matrices, corner, shared, fill.stage, k_tile, *turns)
                         loads.mark("load issued", k_tile)
                         fill.advance()
                     if finish.residual:
@@ -240,6 +249,8 @@ def persistent(
                     marks.mark("results stored", only=not by_tma)
                 marks.advance(work.count)
                 work.advance()
+            if at_end:
+                let_next_begin()
             for box in T.unroll(product.boxes):  # the last piece's
                 late.store(marks, box)
             if by_tma:

@@ -28,15 +28,16 @@ class Residual:
 
     Raises
     ------
-    IllegalWorkload : for results that do not leave by TMA, or warpgroups side by side.
+    IllegalWorkload : for results that do not leave by TMA, warpgroups side by side, and columns of no whole panels.
     """
 
     def __init__(self, problem: Matmul, tile: RoleTile, product: WarpgroupProduct) -> None:
-        if tile.warpgroups[1] > 1 or not epilogue.can_store_by_tma(problem, tile):
+        whole = tile.block_n % PANEL == 0
+        if tile.warpgroups[1] > 1 or not whole or not epilogue.can_store_by_tma(problem, tile):
             raise IllegalWorkload(
                 "a residual is added where results leave by TMA, by warpgroups below each other",
                 value=f"rows of {problem.n} of {problem.out_dtype}, tile {tile}",
-                limit="16-bit results, rows of multiples of 16 bytes, one warpgroup across",
+                limit="16-bit results, rows of multiples of 16 bytes, one warpgroup across, columns by the 64",
                 remedy="choose another tile, or add it afterwards",
             )
         self.problem, self.product, self.rows = problem, product, tile.block_m

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tvm import tirx
 from tvm.ir import Expr
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
@@ -37,6 +36,21 @@ def give_up_registers() -> None:
 def take_registers(tile: RoleTile) -> None:
     """Emit, for each consumer warpgroup: wait until the pool has the registers that it may have."""
     T.evaluate(T.ptx["setmaxnreg.inc.sync.aligned.u32"](tile.consumer_share))
+
+
+def begin_after_last(beside: bool) -> None:
+    """Emit the wait until the kernel before in the stream has ended, whose blocks may still run when these begin.
+
+    ``beside`` also lets the next kernel's blocks begin at once; else :func:`let_next_begin` is said later.
+    """
+    T.evaluate(T.ptx.griddepcontrol.wait())
+    if beside:
+        let_next_begin()
+
+
+def let_next_begin() -> None:
+    """Emit the word that blocks of the next kernel in the stream may begin, once all of this one's have said so."""
+    T.evaluate(T.ptx.griddepcontrol.launch_dependents())
 
 
 @T.inline
@@ -84,25 +98,35 @@ class RoleBlock:
         self.thread = _named("thread", T.thread_id([(1 + consumers) * WARPGROUP]))
         self.cluster, self.consumers = cluster, consumers
         self.down, self.across = cluster // across, across
+        # The larger group's blocks have numbers in a row, whose multiprocessors are neighbours: up to 1.4 times as fast.
+        self.down_first = self.down >= self.across
 
     @property
     def below(self) -> Expr:
         """The block's place among those of its cluster that are below each other."""
-        return 0 if self.down == 1 else self.member if self.across == 1 else self.member // self.across
+        if self.down == 1 or self.across == 1:
+            return 0 if self.down == 1 else self.member
+        return self.member % self.down if self.down_first else self.member // self.across
 
     @property
     def beside(self) -> Expr:
         """The block's place among those of its cluster that are beside each other."""
-        return 0 if self.across == 1 else self.member if self.down == 1 else self.member % self.across
+        if self.down == 1 or self.across == 1:
+            return 0 if self.across == 1 else self.member
+        return self.member // self.down if self.down_first else self.member % self.across
 
     @property
     def of_its_rows(self) -> Multicast:
         """The cluster's blocks beside this one, itself among them: what they read of A is the same."""
+        if self.down_first:
+            return Multicast(self.across, self.below, self.down, self.beside)
         return Multicast(self.across, self.below * self.across, 1, self.beside)
 
     @property
     def of_its_columns(self) -> Multicast:
         """The cluster's blocks above and below this one, itself among them: what they read of B is the same."""
+        if self.down_first:
+            return Multicast(self.down, self.beside * self.down, 1, self.below)
         return Multicast(self.down, self.beside, self.across, self.below)
 
     @property
@@ -111,11 +135,11 @@ class RoleBlock:
         return self.down + self.across - 1
 
     def is_filled_by(self, member: Expr) -> Expr:
-        """Tell whether a number is that of a block that fills this one's stages."""
+        """Tell whether a number is that of a block that fills this one's stages: by its bit, without a branch."""
         if min(self.down, self.across) == 1:
             return member < self.cluster
-        alike = tirx.any(member // self.across == self.below, member % self.across == self.beside)
-        return tirx.all(member < self.cluster, alike)
+        fillers = T.Cast("uint32", self.of_its_rows.mask) | T.Cast("uint32", self.of_its_columns.mask)
+        return T.bitwise_and(T.shift_right(fillers, T.Cast("uint32", member)), T.uint32(1)) != T.uint32(0)
 
 
 @T.meta_class
@@ -157,20 +181,33 @@ class SharedRing:
         begin_together(here.cluster)
 
 
-@T.inline
-def load_in_turn(product, maps, corner, shared, stage, k_tile, of_a, of_b):
-    """Emit one thread's loads of what of a k tile it is this block's turn to load, for all blocks that read the same.
+def divides(product: WarpgroupProduct, of_a: int, of_b: int) -> bool:
+    """Tell whether blocks that share A, so many, or B divide each k tile's loads; else they take whole ones in turn.
 
-    ``of_a`` and ``of_b`` are the :class:`Multicast` of either operand. The block's own stage is full with the bytes of
-    both, whoever loads them.
+    What they load at a time is less then, and arrives more evenly. In clusters both ways, turns are faster.
+    """
+    return min(of_a, of_b) == 1 and product.a.shares(of_a) and product.b.shares(of_b)
+
+
+@T.inline
+def load_together(product, maps, corner, shared, stage, k_tile, of_a, of_b):
+    """Emit one thread's loads of this block's part of a k tile, for all blocks that read the same.
+
+    ``of_a`` and ``of_b`` are the :class:`Multicast` of either operand: a share of it each, or the whole where it is the
+    block's turn (:func:`divides`). The block's own stage is full with the bytes of both, whoever loads them.
     """
     first = T.meta_var(stage * product.stage_bytes)
-    shared.full.expect(stage, product.stage_bytes)
-    if k_tile % of_a.blocks == of_a.place:
-        product.a.load(maps.a_map, corner[0], corner[2], shared.ring, first, shared.full.at(stage), to=of_a)
-    if k_tile % of_b.blocks == of_b.place:
-        place = T.meta_var(first + product.a.bytes)
-        product.b.load(maps.b_map, corner[1], corner[2], shared.ring, place, shared.full.at(stage), to=of_b)
+    second = T.meta_var(first + product.a.bytes)
+    full = T.meta_var(shared.full.at(stage))
+    shared.full.expect(stage, product.loaded_bytes)
+    if divides(product, of_a.blocks, of_b.blocks):
+        product.a.load(maps.a_map, corner[0], corner[2], shared.ring, first, full, of_a.place, of_a.blocks, of_a)
+        product.b.load(maps.b_map, corner[1], corner[2], shared.ring, second, full, of_b.place, of_b.blocks, of_b)
+    else:
+        if k_tile % of_a.blocks == of_a.place:
+            product.a.load(maps.a_map, corner[0], corner[2], shared.ring, first, full, to=of_a)
+        if k_tile % of_b.blocks == of_b.place:
+            product.b.load(maps.b_map, corner[1], corner[2], shared.ring, second, full, to=of_b)
 
 
 @T.meta_class

@@ -23,9 +23,12 @@ from tensorir_ladder.kernels.roles import (
     Consumer,
     RoleBlock,
     SharedRing,
+    begin_after_last,
+    divides,
     end_together,
     give_up_registers,
-    load_in_turn,
+    let_next_begin,
+    load_together,
     take_registers,
 )
 from tensorir_ladder.kernels.short_stack import on_a_short_stack
@@ -55,6 +58,7 @@ def swapped(
     stages: int,
     *,
     overlapped: bool = False,
+    beside: bool = False,
     bounded: bool = False,
     group: int = 16,
     stamps: Stamps | None = None,
@@ -111,16 +115,18 @@ def swapped(
         raise IllegalTile(
             "more parts than the reduction has k tiles", value=parts, limit=k_tiles, remedy="choose fewer parts"
         )
+    load_rows = product.load_rows(*((down, across) if divides(product, down, across) else (1, 1)))
     width = columns or problem.n
     by_tma = problem.out_dtype in PTX_TYPES and tma.rows_fit(width, problem.out_dtype)
     stages = max(FEWEST_STAGES, min(stages, k_tiles))
     itemsize = dtype_bytes(problem.dtype)
     resident, in_ring = tile.resident(itemsize, stages), tile.results_in_ring(itemsize, stages)
+    at_end = overlapped and not beside
     log = Log(stamps, ("producer", *(f"consumer {number}" for number in range(tile.consumers))))
 
     @T.prim_func
     def main(A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle, bias_ptr: T.handle):
-        boxes_of = T.meta_var((product.b.rows, product.a.rows, tile.group_m if by_tma else None))
+        boxes_of = T.meta_var((*load_rows[::-1], tile.group_m if by_tma else None))
         matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), boxes_of, columns=width)
         maps = T.meta_var(Maps(matrices.b_map, matrices.a_map, matrices.c_map))
         bias = T.meta_var(finish.bind(bias_ptr, width))
@@ -135,8 +141,7 @@ def swapped(
         log.clocks("begin", here.number, here.thread == 0)
         shared.begin(here)
         if overlapped:
-            T.ptx.griddepcontrol.wait()
-            T.ptx.griddepcontrol.launch_dependents()
+            begin_after_last(beside)
         number = T.meta_var(here.number // (parts * shared_by))
         place = T.meta_var(grouped(number, cluster_rows, cluster_columns, max(1, group // down)))
         row: T.let = (place[0] * down + here.below) * tile.block_m
@@ -156,7 +161,7 @@ def swapped(
                         product.load(maps, corner, shared.ring, fill.stage, shared.full)  # returns at once
                     else:
                         turns = T.meta_var((here.of_its_columns, here.of_its_rows))
-                        load_in_turn(product, maps, corner, shared, fill.stage, k_tile, *turns)
+                        load_together(product, maps, corner, shared, fill.stage, k_tile, *turns)
                     loads.mark("load issued", k_tile)
                     fill.advance()
             cluster.meet()
@@ -171,6 +176,8 @@ def swapped(
                 marks.wait("full", shared.full, mine.read, k_tile, "consumer")
                 mine.multiply(marks, k_tile, k_tile != 0)  # issued; it runs on
                 mine.retire_former(marks, k_tile, k_tile > 0)  # the stage of the k tile before is empty
+            if at_end:
+                let_next_begin()
             retire(mine.sums, 0)
             marks.mark("mma retired", count - 1)
             marks.mark("epilogue begins")
@@ -264,6 +271,11 @@ def fits_at_once(problem: Matmul, tile: SwappedTile, machine: Machine) -> bool:
     costs more than a launch.
     """
     return _blocks(problem, tile) <= _places(machine, tile.cluster_size)
+
+
+def fits_beside(problem: Matmul, tile: SwappedTile, stages: int, machine: Machine) -> bool:
+    """Tell whether all blocks of two launches have a place at once: those of the next may begin beside this one's."""
+    return fits_at_once(problem, tile, machine) and tile.resident(dtype_bytes(problem.dtype), stages) > 1
 
 
 def _blocks(problem: Matmul, tile: SwappedTile) -> int:

@@ -158,8 +158,8 @@ class RoleTile(HopperTile):
 
     @property
     def reads_parts_of_panels(self) -> bool:
-        """True where no other warpgroup's columns begin within a panel, nor a box has more columns than there are."""
-        return self.warpgroups[1] == 1 and self.group_n >= PANEL
+        """True where no other warpgroup's columns begin within a panel."""
+        return self.warpgroups[1] == 1
 
     @property
     def swapped(self) -> bool:

@@ -64,17 +64,19 @@ def check_rows(problem: Matmul, remedy: str = ALIGNING_STEP) -> None:
             )
 
 
-def encode_map(name: str, matrix: Buffer, rows: int) -> Var:
-    """Emit the host's encoding of a 16-bit matrix's tensor map, boxes of ``rows`` × 64 elements; returns the map.
+def encode_map(name: str, matrix: Buffer, rows: int, columns: int = PANEL) -> Var:
+    """Emit the host's encoding of a 16-bit matrix's tensor map, boxes of ``rows`` × ``columns``; returns the map.
 
-    A batch of matrices, a buffer of three dimensions, has boxes of one matrix each. Call it before
-    ``T.device_entry()``.
+    Rows of fewer than 64 columns lie 128 bytes apart in shared memory all the same, and swizzled as if whole: what lies
+    between is left as it is, and counts for no barrier. A batch of matrices, a buffer of three dimensions, has boxes of
+    one matrix each. Call it before ``T.device_entry()``. Source: CUDA programming guide, tensor memory access, swizzle
+    modes ("the full swizzle width"); an H200 does it for 8 to 56 columns, loads and stores.
     """
     tensor_map = T.Var(name, ty=T.handle("tensormap").ty)
     T.Bind(T.tvm_stack_alloca("tensormap", 1), var=tensor_map)
     sizes = list(matrix.shape)[::-1]
     strides = [dtype_bytes(matrix.dtype) * math.prod(map(int, sizes[:count])) for count in range(1, len(sizes))]
-    box = (PANEL, rows, 1)[: len(sizes)]
+    box = (columns, rows, 1)[: len(sizes)]
     T.evaluate(
         T.tensormap_encode_tiled(
             tensor_map,
@@ -97,12 +99,23 @@ class OneOf(NamedTuple):
     number: Expr
 
 
+class Edged(NamedTuple):
+    """The maps of an operand whose last panel has fewer columns: of its whole panels, if it has any, and of that."""
+
+    whole: Var | OneOf | None
+    edge: Var | OneOf
+
+    def of(self, number: Expr) -> Edged:
+        """Return those of one matrix of a batch."""
+        return Edged(self.whole and OneOf(self.whole, number), OneOf(self.edge, number))
+
+
 class Maps(NamedTuple):
     """The maps of A, B and C."""
 
-    a_map: OneOf
-    b_map: OneOf
-    c_map: OneOf
+    a_map: Var | OneOf
+    b_map: Var | OneOf | Edged
+    c_map: Var | OneOf
 
 
 class Multicast(NamedTuple):
@@ -130,7 +143,9 @@ class Matrices:
     """A kernel's operands and output, and their tensor maps; emit it before ``T.device_entry()``.
 
     ``pointers`` are the kernel's parameters, ``rows`` those of a TMA box of A, B and C; None leaves out C's map. Each
-    is a ``batch`` of matrices if that is not 1. C may have fewer ``columns`` than the product.
+    is a ``batch`` of matrices if that is not 1. C may have fewer ``columns`` than the product. ``b_panels`` are the
+    columns of B, stored [k, n], that a tile has: more maps where they are no whole panels of 64 (:class:`Edged`).
+    ``c_columns`` are those of C's boxes.
     """
 
     def __init__(
@@ -140,6 +155,8 @@ class Matrices:
         rows: tuple[int, int, int | None],
         batch: int = 1,
         columns: int = 0,
+        b_panels: int = PANEL,
+        c_columns: int = PANEL,
     ) -> None:
         shapes = ((problem.m, problem.k), problem.b_shape, (problem.m, columns or problem.n))
         dtypes = (problem.dtype, problem.dtype, problem.out_dtype)
@@ -151,12 +168,15 @@ class Matrices:
             IRBuilder.name(name, matrix)
         self.a, self.b, self.c = matched
         self.a_map = encode_map("a_map", self.a, rows[0])
-        self.b_map = encode_map("b_map", self.b, rows[1])
-        self.c_map = None if rows[2] is None else encode_map("c_map", self.c, rows[2])
+        whole = encode_map("b_map", self.b, rows[1]) if b_panels >= PANEL else None
+        edge = b_panels % PANEL
+        self.b_map = Edged(whole, encode_map("b_edge_map", self.b, rows[1], edge)) if edge else whole
+        self.c_map = None if rows[2] is None else encode_map("c_map", self.c, rows[2], c_columns)
 
     def of(self, number: Expr) -> Maps:
         """Return the maps of one product of the batch, whose results leave by TMA."""
-        return Maps(*(OneOf(each, number) for each in (self.a_map, self.b_map, self.c_map)))
+        maps = self.a_map, self.b_map, self.c_map
+        return Maps(*(each.of(number) if isinstance(each, Edged) else OneOf(each, number) for each in maps))
 
 
 def elected() -> Expr:

@@ -20,9 +20,12 @@ from tensorir_ladder.kernels.roles import (
     Consumer,
     RoleBlock,
     SharedRing,
+    begin_after_last,
+    divides,
     end_together,
     give_up_registers,
-    load_in_turn,
+    let_next_begin,
+    load_together,
     release,
     take_registers,
 )
@@ -49,6 +52,7 @@ def warp_specialized(
     batch: int = 1,
     any_rows: bool = False,
     overlapped: bool = False,
+    beside: bool = False,
 ) -> tirx.PrimFunc:
     """``main(A, B, C)``: each block multiplies one output tile; one of its warpgroups loads, the others multiply.
 
@@ -114,16 +118,19 @@ def warp_specialized(
     tile_rows, tile_columns, k_tiles = tile.counts(problem)
     tile_rows, tile_columns = -(-tile_rows // down), -(-tile_columns // across)  # of clusters, where there are some
     tiles = tile_rows * tile_columns
+    load_rows = product.load_rows(*((across, down) if divides(product, across, down) else (1, 1)))
+    columns = {"b_panels": product.b_panels, "c_columns": product.box_columns}
     stages = max(FEWEST_STAGES, min(stages, k_tiles))
     residual = Residual(problem, tile, product) if finish.residual else None
+    at_end = overlapped and not beside
     log = Log(stamps, ("producer", *(f"consumer {number}" for number in range(tile.consumers))))
 
     @T.prim_func
     def main(
         A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle, rows: T.int32, bias_ptr: T.handle, residual_ptr: T.handle
     ):
-        boxes_of = T.meta_var((product.a.rows, product.b.box_rows(), WGMMA_ROWS if by_tma else None))
-        matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), boxes_of, batch)
+        boxes_of = T.meta_var((*load_rows, WGMMA_ROWS if by_tma else None))
+        matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), boxes_of, batch, **columns)
         bias = T.meta_var(finish.bind(bias_ptr, problem.n))
         added = T.meta_var(residual.bind(residual_ptr) if finish.residual else None)
         log.bind()
@@ -135,8 +142,7 @@ def warp_specialized(
         log.clocks("begin", here.number, here.thread == 0)
         shared.begin(here)
         if overlapped:
-            T.ptx.griddepcontrol.wait()
-            T.ptx.griddepcontrol.launch_dependents()
+            begin_after_last(beside)
         maps = T.meta_var(matrices if batch == 1 else matrices.of(here.number // tiles))
         within = T.meta_var(here.number // blocks if batch == 1 else here.number % tiles)
         high = T.meta_var((rows + (tile.block_m - 1)) // tile.block_m if any_rows else tile_rows)
@@ -155,7 +161,7 @@ def warp_specialized(
                         product.load(maps, corner, shared.ring, fill.stage, shared.full)
                     else:
                         turns = T.meta_var((here.of_its_rows, here.of_its_columns))
-                        load_in_turn(product, maps, corner, shared, fill.stage, k_tile, *turns)
+                        load_together(product, maps, corner, shared, fill.stage, k_tile, *turns)
                     loads.mark("load issued", k_tile)
                     fill.advance()
                 if finish.residual:
@@ -168,6 +174,8 @@ def warp_specialized(
                 marks.wait("full", shared.full, mine.read, k_tile, "consumer")
                 mine.multiply(marks, k_tile, k_tile != 0)  # issued; it runs on
                 mine.retire_former(marks, k_tile, k_tile > 0)  # the stage of the k tile before is empty
+            if at_end:
+                let_next_begin()
             retire(mine.sums, 0)
             if finish.residual:
                 release(shared.empty, mine.last, here)  # a turn of the residual may want the stage

@@ -191,6 +191,16 @@ class Panels:
         """Bytes of the tile."""
         return self.count * self.panel_bytes
 
+    @property
+    def edge(self) -> int:
+        """Columns of the last panel, where panels run along n and the tile has no whole number of them; else 0."""
+        return 0 if self.major == "k" else self.extent % PANEL
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes that are loaded: of the last panel only the columns that the tile has."""
+        return self.bytes - (self.rows * (PANEL - self.edge) * 2 if self.edge else 0)
+
     def step_offset(self, step: int) -> int:
         """Return the bytes from the tile's first element to what the ``step``-th instruction along k reads."""
         if self.major == "n":

@@ -21,7 +21,7 @@ from tvm.target import Target
 from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue
 from tensorir_ladder.kernels.persistent import cluster_blocks, persistent
 from tensorir_ladder.kernels.stream_k import plan_for
-from tensorir_ladder.kernels.swapped import swapped
+from tensorir_ladder.kernels.swapped import fits_beside, swapped
 from tensorir_ladder.kernels.tiles import (
     RING_CHOICES,
     ROLE_CHOICES,
@@ -114,10 +114,12 @@ def _persistent(
 
 
 def _exchanged(problem: Matmul, tile: SwappedTile, stages: int, setting: Setting) -> tirx.PrimFunc:
-    return swapped(problem, tile, stages, overlapped=True, finish=setting.finish, columns=setting.columns)
+    beside = fits_beside(problem, tile, stages, setting.machine)
+    more = {"finish": setting.finish, "columns": setting.columns}
+    return swapped(problem, tile, stages, overlapped=True, beside=beside, **more)
 
 
-def _clustered(problem: Matmul, tile: RoleTile, stages: int, setting: Setting) -> tirx.PrimFunc:
+def _upright(problem: Matmul, tile: RoleTile, stages: int, setting: Setting) -> tirx.PrimFunc:
     return warp_specialized(problem, tile, stages, overlapped=True, finish=setting.finish)
 
 
@@ -168,7 +170,7 @@ MENU = (
 )
 # Their tiles follow from the product: torch_ops/exchanged.py.
 EXCHANGED = StepKernel(12, (), _exchanged, early=True, narrowing=True)
-CLUSTERED = StepKernel(12, (), _clustered, early=True)
+UPRIGHT = StepKernel(12, (), _upright, early=True)
 
 
 @dataclass(frozen=True)
@@ -206,8 +208,8 @@ def choices(menu: Iterable[StepKernel] = MENU) -> Iterator[Choice]:
 
 
 def of_one_tile(tile: RoleTile, stages: int) -> Choice:
-    """Choose step 12's kernel of one tile a block: with its operands exchanged, or with loads that a cluster shares."""
-    return Choice(EXCHANGED if tile.swapped else CLUSTERED, tile, stages)
+    """Choose step 12's kernel of one tile a block: with its operands exchanged, or upright."""
+    return Choice(EXCHANGED if tile.swapped else UPRIGHT, tile, stages)
 
 
 def choose(

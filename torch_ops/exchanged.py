@@ -1,7 +1,7 @@
 """What a product takes by step 12's kernels of one tile a block, for every tile of them.
 
-With operands exchanged (:mod:`kernels.swapped`), or as they are, in clusters that share loads
-(:mod:`kernels.warp_specialized`).
+With operands exchanged (:mod:`kernels.swapped`), or upright (:mod:`kernels.warp_specialized`); by blocks on their own,
+or in clusters that share loads.
 Tiles are many, and which is best follows from the product: so that choosing stays short, all are priced at once, as
 arrays. Constants are a GPU's (``costs/``), fitted to times; :mod:`.kernel_cost` prices the other kernels.
 """
@@ -23,19 +23,23 @@ from tensorir_ladder.schedules.isa import PANEL, WGMMA_ROWS
 from tensorir_ladder.schedules.workloads import Matmul
 
 EIGHT, MOST_ROWS = 8, 256  # an instruction's widths come by the eight
-GROUPS, DEPTHS = (1, 2, 3), (64, 128, 256)  # warpgroups, of an instruction's 64 rows each; of k tiles
+SIDES, DEPTHS = (
+    ((64, 1), (128, 2), (192, 3), (256, 2)),
+    (64, 128, 256),
+)  # of an instruction's rows, with warpgroups; of k
 DEEP_ROWS = 72  # of a tile whose k tiles may be deeper than a panel
+MOST_SHARED_DEPTH = 128  # of k tiles that blocks of a cluster share
 SHORTEST_PART = 256  # of the reduction
 CLUSTERS = ((1, 1), (1, 2), (2, 1), (1, 4), (4, 1), (2, 4))  # blocks that share loads: down, across; upright, reversed
-MOST_RESULTS = 12e6  # of a product that is worth a look: others have more tiles than a few waves
+MOST_RESULTS = 40e6  # of a product that is worth a look: others have more tiles than a few waves
 # Clusters lie within groups of multiprocessors. Of 132, this is what clusters of 3 to 8 blocks found room in at once.
 GROUP, GROUP_OF, SHORT_GROUP = 16, 18, 8
 ITEMSIZE = 2
 SECTOR = 16  # elements of a cache line's quarter, which memory is read by
-EXCHANGED, CLUSTERED = "exchanged", "clustered"  # and the tile: how files name kernels; stages follow from the product
+EXCHANGED, UPRIGHT = "exchanged", "upright"  # and the tile: how files name kernels; stages follow from the product
 SIZES, SHARED = r"(?P<m>\d{1,3})x(?P<n>\d{1,3})x(?P<k>\d{1,3})", r"(?P<down>\d)x(?P<across>\d)"
 EXCHANGED_NAME = re.compile(rf"{EXCHANGED} {SIZES}/1x(?P<groups>\d)/(?P<parts>\d)(?:/(?!1x1){SHARED})?")
-CLUSTERED_NAME = re.compile(rf"{CLUSTERED} {SIZES}/(?P<groups>\d)x1/{SHARED}")
+UPRIGHT_NAME = re.compile(rf"{UPRIGHT} {SIZES}/(?P<groups>\d)x1/{SHARED}")
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 
@@ -44,10 +48,11 @@ class ExchangedRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Constants of :func:`exchanged_microseconds`, as those of :class:`.kernel_cost.KernelRates`.
 
     ``sharing`` more for clusters that share loads, and ``arriving_bytes`` of a multiprocessor, which they do not spare;
-    ``straddling`` and ``lines`` are those of :func:`across_lines`;
-    ``join`` where the reduction has parts, ``part`` more for each 64 × 64 sums of each part but the first; ``refill``
-    of each further round of blocks; ``idle``, the power of the share of busy multiprocessors by which memory is slower,
-    ``uneven``, that of the blocks they have beside the most that one has; ``results`` that a multiprocessor stores.
+    ``zeros``, bytes of rows beyond a matrix; ``turn`` of a k tile through its stage; ``straddling`` and ``lines`` are
+    those of :func:`across_lines`; ``join`` where the reduction has parts, ``part`` more for each 64 × 64 sums of each
+    part but the first; ``refill`` of each further round of blocks; ``idle``, the power of the share of busy
+    multiprocessors by which memory is slower, ``uneven``, that of the blocks they have beside the most that one has;
+    ``results`` that a multiprocessor stores.
     """
 
     launch: Positive
@@ -59,6 +64,8 @@ class ExchangedRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     load_bytes: Positive
     all_load_bytes: Positive
     arriving_bytes: Positive
+    zeros: Positive
+    turn: Positive
     straddling: Positive
     lines: Positive
     latency: Positive
@@ -81,12 +88,11 @@ class _Tiles:
     def __init__(self) -> None:
         exchanged, upright = _exchanged_sizes(), _upright_sizes()
         sizes = np.concatenate([exchanged, upright], axis=1)
-        self.width, self.groups, self.depth, self.parts, self.down, self.across = sizes[:6]
-        self.stages, self.held = sizes[6:8], sizes[8:10]
+        self.width, side, self.groups, self.depth, self.parts, self.down, self.across = sizes[:7]
+        self.stages, self.held = sizes[7:9], sizes[9:11]
         self.upright = np.arange(sizes.shape[1]) >= exchanged.shape[1]
-        side = self.groups * WGMMA_ROWS
+        self.side = side
         self.rows, self.columns = np.where(self.upright, (side, self.width), (self.width, side))
-        self.panels = np.where(self.upright, -(-self.columns // PANEL) * PANEL, self.columns)
         self.shared = self.down * self.across > 1
         self.cluster = self.parts * self.down * self.across
         # An instruction reads its 64 rows of shared memory whatever its width: narrow ones are slower than their work.
@@ -104,12 +110,12 @@ class _Tiles:
 
         Raises ValueError for a name without a tile. A file has hundreds: their tiles are not made for it.
         """
-        if not name.startswith((EXCHANGED, CLUSTERED)):
+        if not name.startswith((EXCHANGED, UPRIGHT)):
             return None
-        for upright, form in enumerate((EXCHANGED_NAME, CLUSTERED_NAME)):
+        for upright, form in enumerate((EXCHANGED_NAME, UPRIGHT_NAME)):
             if match := form.fullmatch(name):
                 sizes = {"parts": 1} | {field: int(value or 1) for field, value in match.groupdict().items()}
-                if sizes["groups"] * WGMMA_ROWS != sizes["m" if upright else "n"]:
+                if (sizes["m" if upright else "n"], sizes["groups"]) not in SIDES:
                     return None
                 key = (sizes[field] for field in ("m", "n", "k", "parts", "down", "across"))
                 return self._places.get((bool(upright), *key))
@@ -138,28 +144,33 @@ class _Tiles:
 
 
 def _exchanged_sizes() -> np.ndarray:
-    """Return the widths, groups, k tiles, parts, clusters (2), stages (2) and held blocks (2) of exchanged tiles."""
-    axes = np.arange(EIGHT, MOST_ROWS + 1, EIGHT), np.array(GROUPS), np.array(DEPTHS), np.arange(1, MOST_PARTS + 1)
+    """Return widths, sides, groups, k tiles, parts, clusters (2), stages (2) and held blocks (2) of exchanged tiles."""
+    axes = np.arange(EIGHT, MOST_ROWS + 1, EIGHT), np.arange(len(SIDES)), DEPTHS, np.arange(1, MOST_PARTS + 1)
     kinds = np.meshgrid(*axes, np.arange(len(CLUSTERS)), indexing="ij")
-    width, groups, depth, parts, cluster = (axis.ravel() for axis in kinds)
-    offered = (cluster == 0) | ((parts == 1) & (depth == PANEL))
-    width, groups, depth, parts, cluster = (axis[offered] for axis in (width, groups, depth, parts, cluster))
+    width, number, depth, parts, cluster = (axis.ravel() for axis in kinds)
+    offered = (cluster == 0) | ((parts == 1) & (depth <= MOST_SHARED_DEPTH))
+    width, number, depth, parts, cluster = (axis[offered] for axis in (width, number, depth, parts, cluster))
     most = np.where(cluster == 0, MOST_STAGES, MOST_SHARED_STAGES)
-    stages, held = swapped_room(width, groups * WGMMA_ROWS, depth, groups, parts, most)
+    side, groups = np.array(SIDES)[number].T
+    stages, held = swapped_room(width, side, depth, groups, parts, most)
     together = stages[1] > FEWEST_STAGES
     stages[1], held[1] = np.where(together, stages[1], stages[0]), np.where(together, held[1], held[0])
     able = (stages[0] > FEWEST_STAGES) & (held[0] > 0) & ((depth == PANEL) | (width <= DEEP_ROWS))
-    return np.stack([width, groups, depth, parts, *np.array(CLUSTERS)[cluster].T, *stages, *held])[:, able]
+    return np.stack([width, side, groups, depth, parts, *np.array(CLUSTERS)[cluster].T, *stages, *held])[:, able]
 
 
 def _upright_sizes() -> np.ndarray:
-    """Return the same of tiles with operands as they are, in clusters that share loads, one to a multiprocessor."""
+    """Return the same of tiles with operands as they are, one block to a multiprocessor."""
     found = []
-    for groups, width in itertools.product(GROUPS, range(PANEL, MOST_ROWS + 1, EIGHT)):
-        tile = RoleTile((groups * WGMMA_ROWS, width, PANEL), (groups, 1))
-        stages = 0 if tile.misfits() else most_stages(tile, MOST_SHARED_STAGES)
+    kinds = itertools.product(range(EIGHT, MOST_ROWS + 1, EIGHT), SIDES, DEPTHS, CLUSTERS)
+    for width, (side, groups), depth, cluster in kinds:
+        if depth > MOST_SHARED_DEPTH or (depth > PANEL and width > DEEP_ROWS):
+            continue
+        tile = ClusterTile((side, width, depth), (groups, 1), cluster[::-1])
+        most = MOST_STAGES if tile.shared_by == 1 else MOST_SHARED_STAGES
+        stages = 0 if tile.misfits() else most_stages(tile, most)
         if stages > FEWEST_STAGES:
-            found += [(width, groups, PANEL, 1, *cluster[::-1], stages, stages, 1, 1) for cluster in CLUSTERS[1:]]
+            found.append((width, side, groups, depth, 1, *tile.cluster, stages, stages, 1, 1))
     return np.array(found).T
 
 
@@ -193,21 +204,25 @@ def exchanged_microseconds(
     r, t = rates, tiles
     a_factor = across_lines(k, 0, r.straddling, r.lines)
     b_factor = np.where(nt, a_factor, across_lines(n, t.columns * t.upright, r.straddling, r.lines))
-    loaded = np.where(nt, t.columns, t.panels)  # of a B stored [k, n] whole panels
     blocks = t.blocks(m, n)
     on_each, busy = _spread(t, blocks, multiprocessors)
     stages, held = (np.where(on_each > 1, each[1], each[0]) for each in (t.stages, t.held))
+    step = t.depth * ITEMSIZE  # bytes of a row in a k tile
     rounds = -(-on_each // held)
     # What blocks of a cluster share arrives in each of them, and is asked for by one of them at a time.
-    asked = (t.rows * a_factor / t.across + loaded * b_factor / t.down) * t.depth * ITEMSIZE
-    arriving = (t.rows + loaded) * t.depth * ITEMSIZE
+    asked = (np.minimum(t.rows, m) * a_factor / t.across + np.minimum(t.columns, n) * b_factor / t.down) * step
+    arriving = (t.rows + t.columns) * step
     loading = np.maximum(asked * np.maximum(1 / r.load_bytes, busy / r.all_load_bytes), arriving / r.arriving_bytes)
     multiplying = t.work / r.multiply_adds
-    k_tile = on_each * (np.maximum(multiplying, loading) + r.unhidden * np.minimum(multiplying, loading))
+    # Zeros for rows beyond a matrix are written more slowly than rows arrive.
+    beyond = (-m % t.rows + np.where(nt, -n % t.columns, 0)) * step / r.zeros
+    loaded = on_each * loading + beyond
+    multiplied = on_each * multiplying
+    k_tile = np.maximum(multiplied, loaded) + r.unhidden * np.minimum(multiplied, loaded) + r.turn
     loop = -(-k // (t.depth * t.parts)) * np.maximum(k_tile, rounds * r.latency / (stages - 1))
     slower = (multiprocessors / busy) ** r.idle * (on_each * busy / blocks) ** r.uneven
     reading = ((m + n) * k + m * n) * (ITEMSIZE / r.memory_bytes) * slower
-    joining = r.join * t.split + (t.parts - 1) * t.rows * t.groups * (r.part / WGMMA_ROWS)
+    joining = r.join * t.split + (t.parts - 1) * t.width * t.side * (r.part / WGMMA_ROWS**2)
     storing = on_each * np.minimum(t.rows, m) * np.minimum(t.columns, n) / r.results
     around = r.launch + r.sharing * t.shared + joining + storing + (rounds - 1) * r.refill
     us = np.maximum(loop, reading) + r.memory_unhidden * np.minimum(loop, reading) + around
@@ -230,4 +245,4 @@ def _spread(tiles: _Tiles, blocks: np.ndarray, multiprocessors: int) -> tuple[np
 
 def named(tile: RoleTile) -> str:
     """Name the kernel in a GPU's file of times."""
-    return f"{EXCHANGED if tile.swapped else CLUSTERED} {tile}"
+    return f"{EXCHANGED if tile.swapped else UPRIGHT} {tile}"

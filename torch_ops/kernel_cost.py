@@ -192,8 +192,7 @@ class Forms:
         self.workers = multiprocessors // self.together
         self.leaves, self.whole = ~self.stays, ~self.cuts
         self.shortest = np.array([max(1, tile.group_m * tile.group_n // PANEL_RESULTS) for tile in tiles])
-        self.panels = -(-self.block_n // LINE) * LINE
-        self.ragged = self.panels != self.block_n  # tiles begin within cache lines
+        self.ragged = self.block_n % LINE != 0  # tiles begin within cache lines
         self.unshared = (self.blocks > 1) & (self.block_n % (self.blocks * LINE) != 0)
         self._rate(rates)
 
@@ -249,8 +248,7 @@ class KTile:
         b_factor = np.where(nt, a_factor, across_lines(n, f.block_n, r.straddling, r.lines))
         self.rates, self.written = r, 1 + (r.writing_across - 1) * f.ragged
         self.multiplying = f.block_m * f.block_n * f.block_k / (r.multiply_adds * f.efficiency)
-        columns = np.where(nt, f.block_n, f.panels)  # of a B stored [k, n] whole panels are loaded
-        self.brought = (f.block_m * a_factor / f.across + columns * b_factor / f.down) * f.block_k * ITEMSIZE
+        self.brought = (f.block_m * a_factor / f.across + f.block_n * b_factor / f.down) * f.block_k * ITEMSIZE
         self.arriving = r.latency / (f.stages - 1)
         self.turn = r.turn + r.ring_turn * f.ring + r.pair_turn * (f.together - 1)
         self.all_busy = self.time(np.array(f.multiprocessors))

@@ -22,18 +22,36 @@ inline void check_map(Thread& t, const CUtensorMap& map, const int* corner, int 
     fail("TMA", text("%s from column %d on, elements of %d bytes: no multiple of 16 bytes", what, corner[0], map.element_bytes) + at(t));
 }
 
+// A shared address within a box, as the map swizzles it.
+inline uint swizzled(const CUtensorMap& map, uint address) {
+  uint bits = map.swizzle ? (16u << map.swizzle) - 16 : 0;
+  return address ^ (address >> 3 & bits);
+}
+
 inline size_t bytes_of(const CUtensorMap& map) {
   size_t bytes = map.element_bytes;
   for (int d = 0; d < map.rank; ++d) bytes *= map.box[d];
   return bytes;
 }
 
+// Rows of a swizzled box lie a swizzle's span apart, also where they are shorter; what lies between is left as it is.
+inline int64_t row_bytes_of(const CUtensorMap& map) { return int64_t(map.box[0]) * map.element_bytes; }
+inline int64_t pitch_of(const CUtensorMap& map) { return map.swizzle ? 16 << map.swizzle : row_bytes_of(map); }
+inline int64_t rows_of(const CUtensorMap& map) { return int64_t(bytes_of(map)) / row_bytes_of(map); }
+
+// What a box has of shared memory, as ranges of addresses.
+template <class Take> void for_each_range(const CUtensorMap& map, uint address, Take take) {
+  int64_t pitch = pitch_of(map), bytes = row_bytes_of(map), rows = rows_of(map);
+  if (pitch == bytes) return take(address, size_t(rows * bytes));
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t byte = 0; byte < bytes; byte += 16) take(swizzled(map, address + uint(row * pitch + byte)), size_t(16));
+}
+
 // Each 16-byte piece of a box, with its address in shared memory (swizzled by the address itself), the tensor's bytes
 // or none where it is outside of the tensor, whose rows end after `columns`.
 template <class Move> void for_each_piece(const Box& box, uint address, int64_t columns, Move move) {
   const CUtensorMap& map = box.map;
-  int64_t width = map.box[0] * map.element_bytes, rows = int64_t(bytes_of(map)) / width;
-  uint swizzle = map.swizzle ? (16u << map.swizzle) - 16 : 0;
+  int64_t width = row_bytes_of(map), pitch = pitch_of(map), rows = rows_of(map);
   for (int64_t row = 0; row < rows; ++row) {
     uchar* line = map.base;
     bool inside_tensor = true;
@@ -43,8 +61,7 @@ template <class Move> void for_each_piece(const Box& box, uint address, int64_t 
       line += position * map.strides[d];
     }
     for (int64_t byte = 0; byte < width; byte += 16) {
-      uint to = address + uint(row * width + byte);
-      to ^= to >> 3 & swizzle;
+      uint to = swizzled(map, address + uint(row * pitch + byte));
       for (int64_t e = byte; e < std::min(byte + 16, width); e += map.element_bytes) {
         int64_t column = box.corner[0] + e / map.element_bytes;
         bool there = inside_tensor && column >= 0 && column < columns;
@@ -54,20 +71,21 @@ template <class Move> void for_each_piece(const Box& box, uint address, int64_t 
   }
 }
 
-// A transfer of `bytes` to shared memory of the cluster's block of that rank, counted by an mbarrier there; `move` does
-// it, given the block's memory. Returns what it writes as.
-template <class Move>
-inline Access begin_transfer(Thread& t, int rank, uint to, size_t bytes, uint mbarrier, Move move) {
+// A transfer of `bytes` to shared memory of the cluster's block of that rank, counted by an mbarrier there: `ranges`
+// calls what it is given with each range of addresses, `move` does it, given the block's memory. Returns what it writes
+// as.
+template <class Ranges, class Move>
+inline Access begin_transfer(Thread& t, int rank, size_t bytes, uint mbarrier, Ranges ranges, Move move) {
   uint remote = uint(rank + 1) << 24;
   Block& block = t.cluster->blocks[rank];
   MBarrier& m = mbarrier_at(t, remote | mbarrier);
   if (Knowledge::of(t.clocks.proxied, m.thread) < m.initialised)
     fail("missing proxy fence", text("mbarrier 0x%x counts a TMA load without a fence since its initialisation", mbarrier) + at(t));
-  check_bounds(block, to, bytes, "a TMA load");
+  ranges([&](uint to, size_t size) { check_bounds(block, to, size, "a TMA load"); });
   Clock number = ++m.transfers;
   m.under_way.push_back(number);
   Access me = access_by(t, TRANSFER, m.agent, number);
-  note_access(t, block, to, bytes, true, me);
+  ranges([&](uint to, size_t size) { note_access(t, block, to, size, true, me); });
   uchar* window = block.window;
   auto complete = [move, window, &m, number, bytes] {
     move(window);
@@ -81,7 +99,8 @@ inline Access begin_transfer(Thread& t, int rank, uint to, size_t bytes, uint mb
 }
 
 inline void begin_load(Thread& t, const Box& box, int rank, uint to, uint mbarrier) {
-  begin_transfer(t, rank, to, bytes_of(box.map), mbarrier, [box, to](uchar* window) {
+  auto ranges = [&](auto take) { for_each_range(box.map, to, take); };
+  begin_transfer(t, rank, bytes_of(box.map), mbarrier, ranges, [box, to](uchar* window) {
     int size = box.map.element_bytes;
     for_each_piece(box, to, box.map.dims[0], [&](uint at, const uchar* from) {
       if (from) std::memcpy(window + at, from, size);
@@ -98,7 +117,8 @@ void load_bytes(uint to, const void* from, int bytes, uint mbarrier) {
   check_aligned(t, uintptr_t(from), 16, "the source of cp.async.bulk");
   if (bytes <= 0 || bytes % 16) fail("TMA", text("a bulk load of %d bytes, no multiple of 16", bytes) + at(t));
   if (rank_of(t, to) != rank_of(t, mbarrier)) fail("cluster", "a bulk load and its mbarrier are of two blocks" + at(t));
-  Access me = begin_transfer(t, rank_of(t, to), inside(to), size_t(bytes), inside(mbarrier),
+  auto ranges = [&](auto take) { take(inside(to), size_t(bytes)); };
+  Access me = begin_transfer(t, rank_of(t, to), size_t(bytes), inside(mbarrier), ranges,
                              [to, from, bytes](uchar* window) { std::memcpy(window + inside(to), from, size_t(bytes)); });
   access_global(t, from, size_t(bytes), false, me, "a bulk load");
 }
@@ -148,8 +168,11 @@ void store_box(const CUtensorMap& map, const int* corner, int rank, uint from, b
   Thread& t = EMU_THREAD;
   check_map(t, map, corner, rank, from, "a TMA store");
   if (*std::min_element(corner, corner + rank) < 0) fail("TMA", "a store that begins before the tensor" + at(t));
-  check_bounds(block_of(t), from, bytes_of(map), "a TMA store");
-  note_access(t, block_of(t), from, bytes_of(map), false, access_by(t, STORE, numbered(t.store_agent), t.stored + 1));
+  Access me = access_by(t, STORE, numbered(t.store_agent), t.stored + 1);
+  for_each_range(map, from, [&](uint at, size_t size) {
+    check_bounds(block_of(t), at, size, "a TMA store");
+    note_access(t, block_of(t), at, size, false, me);
+  });
   t.open_stores.push_back(box_of(t, map, corner, shared_pointer(t, from), add));
 }
 
