@@ -35,6 +35,7 @@ MOST_RESULTS = 40e6  # of a product that is worth a look: others have more tiles
 # Clusters lie within groups of multiprocessors. Of 132, this is what clusters of 3 to 8 blocks found room in at once.
 GROUP, GROUP_OF, SHORT_GROUP = 16, 18, 8
 ITEMSIZE = 2
+AT_EDGES = 0.3  # what rows beyond a matrix count for where only some tiles have them
 SECTOR = 16  # elements of a cache line's quarter, which memory is read by
 EXCHANGED, UPRIGHT = "exchanged", "upright"  # and the tile: how files name kernels; stages follow from the product
 SIZES, SHARED = r"(?P<m>\d{1,3})x(?P<n>\d{1,3})x(?P<k>\d{1,3})", r"(?P<down>\d)x(?P<across>\d)"
@@ -214,8 +215,10 @@ def exchanged_microseconds(
     arriving = (t.rows + t.columns) * step
     loading = np.maximum(asked * np.maximum(1 / r.load_bytes, busy / r.all_load_bytes), arriving / r.arriving_bytes)
     multiplying = t.work / r.multiply_adds
-    # Zeros for rows beyond a matrix are written more slowly than rows arrive.
-    beyond = (-m % t.rows + np.where(nt, -n % t.columns, 0)) * step / r.zeros
+    # Zeros for rows beyond a matrix are written more slowly than rows arrive: to all tiles, or some at the edge.
+    beyond_a = -m % t.rows * np.where(m < t.rows, 1, AT_EDGES)
+    beyond_b = -n % t.columns * np.where(n < t.columns, 1, AT_EDGES) * nt
+    beyond = (beyond_a + beyond_b) * step / r.zeros
     loaded = on_each * loading + beyond
     multiplied = on_each * multiplying
     k_tile = np.maximum(multiplied, loaded) + r.unhidden * np.minimum(multiplied, loaded) + r.turn

@@ -54,7 +54,7 @@ def test_a_product_s_candidates_are_the_likeliest_and_some_of_each_kind() -> Non
             assert (name, product, setting.machine.name) == (each.name, problem, "NVIDIA H200")
             assert [str(made) for made, _, _ in each.kernels] == [str(choice)]
         kinds |= {name.split(",")[0].split(" ")[0] for name in names}
-    assert {"step", "exchanged", "clustered"} <= kinds
+    assert {"step", "exchanged", "upright"} <= kinds
 
 
 def test_products_are_drawn_by_their_seed() -> None:

@@ -22,7 +22,7 @@ from tensorir_ladder.kernels.stream_k import plan_for
 from tensorir_ladder.kernels.tiles import most_stages
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops import kernel_cost
-from tensorir_ladder.torch_ops.choice import CLUSTERED, EXCHANGED, choices, choose
+from tensorir_ladder.torch_ops.choice import EXCHANGED, UPRIGHT, choices, choose
 from tensorir_ladder.torch_ops.errors import DamagedFile
 from tensorir_ladder.torch_ops.exchanged import CLUSTERS, all_tiles, named
 from tensorir_ladder.torch_ops.few_rows import Streamed
@@ -62,7 +62,7 @@ def test_of_squares_that_were_timed_the_choice_is_among_the_fastest(size: int, l
         pytest.skip(f"the file has no times of {size} {layout}")
     taken = {FILE.kernels[place]: us for place, us in times[0]}
     chosen = choose(Matmul(size, size, size, "float16", layout), H200)
-    name = named(chosen.tile) if chosen.kernel in (CLUSTERED, EXCHANGED) else str(chosen)
+    name = named(chosen.tile) if chosen.kernel in (UPRIGHT, EXCHANGED) else str(chosen)
     assert taken[name] <= 1.05 * min(taken.values())
 
 
@@ -148,7 +148,7 @@ def test_names_of_exchanged_tiles_say_which_blocks_share_loads() -> None:
         with pytest.raises(ValueError, match=r"names no tile|malformed tile"):
             tiles.place(f"exchanged {malformed}")
     upright = "64x72x64/1x1/4x2"
-    assert named(tiles.tile(tiles.place(f"clustered {upright}"))) == f"clustered {upright}"
+    assert named(tiles.tile(tiles.place(f"upright {upright}"))) == f"upright {upright}"
     with pytest.raises(ValueError, match="names no tile"):
         tiles.place(f"exchanged {upright}")
     of_either = [
