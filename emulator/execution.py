@@ -108,7 +108,7 @@ class EmulatedProgram:
 
     @cached_property
     def _text(self) -> str:
-        return host_text(self.cuda)
+        return host_text(self.cuda, {launch.kernel for launch in self.launches})
 
     @cached_property
     def library(self) -> Path:

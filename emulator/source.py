@@ -6,6 +6,7 @@ Lines keep their numbers, so that a place in the compiled code is a line of the 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from tensorir_ladder.emulator.errors import UnknownText
@@ -13,6 +14,7 @@ from tensorir_ladder.emulator.ptx import translate_asm
 
 PREAMBLE_END = "#define ushort unsigned short\n#endif\n"
 KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(([^;{]*)\) (?=\{)')
+KERNEL_END = "\n}\n"
 BOUNDS = r'extern "C" __global__ void __launch_bounds__\((\d+), *(\d+)\) {name}\('
 REGISTER_CHANGE = re.compile(r"setmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32 (\d+)")
 BLOCK_REGISTERS, REGISTER_STEP = 65536, 8
@@ -49,14 +51,16 @@ def launch_registers(cuda: str, kernel: str) -> int:
     return min(fit, max(asked, default=fit))
 
 
-def host_text(cuda: str) -> str:
-    """Make C++ text of all kernels, each with a function ``launch_NAME(void** arguments)``.
+def host_text(cuda: str, launched: Collection[str] | None = None) -> str:
+    """Make C++ text of all kernels, or of those launched, each with a function ``launch_NAME(void** arguments)``.
 
     Raises UnknownText where the text does not begin as TVM's does, and what :func:`translate_asm` raises.
     """
     start = cuda.find(PREAMBLE_END)
     if start < 0:
         raise UnknownText("the CUDA text does not begin with TVM's preamble; the emulator runs what TVM generates")
+    if launched is not None:
+        cuda = _only(cuda, launched)
     start += len(PREAMBLE_END)
     text = "\n" * cuda[:start].count("\n") + translate_asm(cuda[start:])
     for change in (_static_arrays, _dynamic_array, _poisoned_registers, _kernels_beginning):
@@ -64,6 +68,18 @@ def host_text(cuda: str) -> str:
     launches = "\n".join(_launch(name, found) for name, found in parameters(cuda).items())
     code = 'extern "C" const emu::Library emu_code = {&__ehdr_start, &_end};'
     return f'#include "kernel.h"\n#line 1 "{KERNEL_FILE}"\n{text}\n#line 1 "launches"\n{launches}\n{code}\n'
+
+
+def _only(cuda: str, launched: Collection[str]) -> str:
+    """Leave out other kernels, whose lines stay: a function of any number of rows has many, and a call uses few."""
+    pieces, end = [], 0
+    for match in KERNEL.finditer(cuda):
+        close = cuda.find(KERNEL_END, match.end())
+        if match.group(1) in launched or close < 0:
+            continue
+        pieces += [cuda[end : match.start()], "\n" * cuda.count("\n", match.start(), close + len(KERNEL_END))]
+        end = close + len(KERNEL_END)
+    return "".join([*pieces, cuda[end:]])
 
 
 def _parameter(text: str) -> Parameter:

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Mapping
@@ -92,11 +93,27 @@ def check_function(
     if find_host_compiler() is None:
         pytest.skip("no C++ compiler, which the emulator needs")
     case = _Case(before, dict(sizes or {}), arrays or {}, sums, slack)
-    made = generate(_module(after), target, "s_tir")
+    made = _generated(_only_function(after), target)
     run = read_host(made.host, _named_sizes(_only_function(after), case))
     program = _program(made, run, case)
     worst = max(_compare(case, program, run, seed + number, number) for number in range(runs))
     return Checked(tuple(launch.kernel for launch in run.launches), worst)
+
+
+# Of whole functions, which are compared again and again at other sizes.
+@functools.lru_cache(maxsize=8)
+def _generated(function: tirx.PrimFunc, target: Target) -> Generated:
+    return generate(_module(function), target, "s_tir")
+
+
+@functools.lru_cache(maxsize=8)
+def _references(before: tirx.PrimFunc) -> list[tuple[tirx.PrimFunc, Any]]:
+    """Compile a function for the CPU: as it is written and, where that can be, in float64."""
+    wide = _widened(before)
+    # LLVM's code generator has no numbers of 8 bits.
+    as_written = [] if wide is not None and "float8" in before.script() else [before]
+    functions = [*as_written, *([wide] if wide is not None else [])]
+    return [(function, tvm.compile(_module(function), CPU)["main"]) for function in functions]
 
 
 class _Case:
@@ -118,11 +135,7 @@ class _Case:
         self.outputs = [n for n, p in self.buffers.items() if any(p.same_as(buffer) for buffer in written)]
         updated = _updated(before)
         self.updated = [n for n in self.outputs if any(self.buffers[n].same_as(buffer) for buffer in updated)]
-        wide = _widened(before)
-        # LLVM's code generator has no numbers of 8 bits.
-        as_written = [] if wide is not None and "float8" in before.script() else [before]
-        self.references = [*as_written, *([wide] if wide is not None else [])]
-        self.compiled = [tvm.compile(_module(function), CPU)["main"] for function in self.references]
+        self.references = _references(before)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a parameter's shape at these sizes."""
@@ -155,7 +168,7 @@ class _Case:
     def expected(self, given: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
         """Run the function on the CPU, as it is written and, where that can be, in float64."""
         found = []
-        for function, run in zip(self.references, self.compiled):
+        for function, run in self.references:
             tensors: list[Any] = []
             for name, parameter in zip(self.names, function.params):
                 if name in given:
