@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 # Before numpy is loaded: its products of small matrices are few, and its threads wait for more of them at full speed.
@@ -33,6 +35,33 @@ build.lower = functools.lru_cache(maxsize=512)(build.lower)
 # What follows from types alone, which TVM works out at every call.
 _type_checker._dispatcher = functools.cache(_type_checker._dispatcher)
 tvm_ffi.structural._callback_type_to_type_index = functools.cache(tvm_ffi.structural._callback_type_to_type_index)
+
+# TVM's parser asks inspect for the source of all frames of the stack, of which pytest has many. Of files that are none,
+# "<ast>" and the like, inspect looks through all modules each time.
+_sources: dict[str, str] = {}
+_nowhere: set[str] = set()
+_getmodule, _getsourcefile = inspect.getmodule, inspect.getsourcefile
+
+
+def _module_of(thing: Any, _filename: str | None = None) -> ModuleType | None:
+    file = thing.f_code.co_filename if inspect.isframe(thing) else ""
+    if file in _nowhere:
+        return None
+    found = _getmodule(thing, _filename)
+    if found is None and file.startswith("<"):
+        _nowhere.add(file)
+    return found
+
+
+def _source_of(thing: Any) -> str | None:
+    file = thing.f_code.co_filename if inspect.isframe(thing) else ""
+    found = _sources.get(file) or _getsourcefile(thing)
+    if found and file:
+        _sources[file] = found
+    return found
+
+
+inspect.getmodule, inspect.getsourcefile = _module_of, _source_of
 
 # What is loaded by now stays, so that nobody looks for garbage in it; and there is memory for more between the looks.
 gc.freeze()
