@@ -16,7 +16,14 @@ from tensorir_ladder.kernels.codegen.build_cache import BuildCache
 
 COMPILERS = ("g++", "clang++", "c++")
 DEVICE = Path(__file__).parent / "device"
-RUNTIME_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-U_FORTIFY_SOURCE", "-fno-strict-aliasing")
+RUNTIME_FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-fno-semantic-interposition",
+    "-U_FORTIFY_SOURCE",
+    "-fno-strict-aliasing",
+)
 # Hooks of a race detector at every load and store; the detector's own runtime is not linked. By -Og kernels compile in
 # half to two thirds of the time of -O1 and run as fast, for most of a run's time is the runtime's.
 KERNEL_FLAGS = (
