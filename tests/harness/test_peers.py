@@ -373,7 +373,11 @@ class MadeUpTimes(ms.runner.PyRunner):
         return [made(ms.runner.RunnerResult([next(self.seconds)], None)) for _ in inputs]
 
 
-def test_a_search_in_the_rules_space_returns_the_fastest_of_its_trials(tmp_path: Path) -> None:
+def test_a_search_in_the_rules_space_returns_the_fastest_of_its_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metaschedule_space, "TRIALS", 16)
+    monkeypatch.setattr(metaschedule_space, "AT_ONCE", 8)
     seconds = itertools.chain([2.0] * 5, [0.5], itertools.repeat(1.0))
     builder, runner = NoBuilds(tmp_path), MadeUpTimes(seconds)
     found, trials = metaschedule_space.search(Matmul(128, 128, 64), MACHINE, MACHINE.target(), builder, runner)
