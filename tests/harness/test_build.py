@@ -467,6 +467,17 @@ def test_an_nvcc_without_a_host_compiler_is_no_compiler(tmp_path: Path, monkeypa
 
 
 @pytest.mark.usefixtures("no_compiler")
+def test_a_missing_disassembler_is_named(tmp_path: Path) -> None:
+    cubin = Cubin(b"", 0, 0, 0)
+    with pytest.raises(NoCompiler, match=r"no cuobjdump found.*pip install"):
+        toolchain.disassemble(cubin)
+    (tmp_path / "cuobjdump").write_text("#!/bin/sh\n")
+    (tmp_path / "cuobjdump").chmod(0o755)
+    with pytest.raises(NoCompiler, match=r"no nvdisasm found.*pip install"):
+        toolchain.disassemble(cubin)
+
+
+@pytest.mark.usefixtures("no_compiler")
 def test_without_a_compiler_a_step_is_verified_and_one_line_says_how_to_get_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

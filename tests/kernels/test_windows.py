@@ -13,7 +13,7 @@ from tvm.target import Target
 from support.functions import check_function
 from support.stems import Stem
 from tensorir_ladder.kernels.codegen.lowering import generate
-from tensorir_ladder.kernels.codegen.toolchain import NoCompiler, compile_cubin, require_compiler
+from tensorir_ladder.kernels.codegen.toolchain import Compiler, compile_cubin
 from tensorir_ladder.kernels.relax import TmaContraction
 from tensorir_ladder.kernels.relax_windows import launched_by_windows
 from tensorir_ladder.kernels.windows import Pixel, Windows, convolve_windows
@@ -112,11 +112,8 @@ def test_convolutions_of_few_channels_are_right_on_the_gpu(windows: bool) -> Non
         assert torch.equal(torch.from_dlpack(run(x, weight)), want.permute(0, 2, 3, 1).half())
 
 
-def test_registers_are_enough() -> None:
-    try:
-        compiler = require_compiler()
-    except NoCompiler as missing:
-        pytest.skip(f"nvcc: {missing}")
+@pytest.mark.compiler
+def test_registers_are_enough(compiler: Compiler) -> None:
     kernel = convolve_windows(Windows(1, 112, 112, 128, (7, 7), 3), (1, 224, 224, 3), lambda *at: Pixel(at, None))
     text = generate(tvm.IRModule({"main": kernel.with_attr("global_symbol", "main")}), TARGET, "tirx").cuda
     assert compile_cubin(text, "sm_90a", compiler).spill_bytes == 0
