@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 
 import ml_dtypes
@@ -128,6 +129,25 @@ def test_it_runs_without_steps_harness_and_tvm() -> None:
 
 
 A, B = PlainBuffer("A"), PlainBuffer("B")
+
+
+def test_only_what_is_launched_is_compiled_and_keeps_its_lines() -> None:
+    unknown = SCALE.removeprefix(PREAMBLE_END).replace(" scale(", " other(").replace("A[at] * by", "surf2Dread(1)")
+    scale = SCALE.removeprefix(PREAMBLE_END)
+    for text in (PREAMBLE_END + unknown + scale, PREAMBLE_END + scale + unknown):
+        launch = LaunchPlan("scale", (PlainBuffer("A"), PlainBuffer("B"), 3), (1, 1, 1), (32, 1, 1))
+        program = EmulatedProgram("scale", text, (launch,), ("A", "B"), operands=("A",))
+        a, b = np.arange(32, dtype=np.float32), np.empty(32, np.float32)
+        program(a, b)
+        assert (b == 3 * a).all()
+        whole, part = (host_text(text, launched).split("\n") for launched in (None, {"scale"}))
+        (line,) = (number for number, each in enumerate(whole) if "A[at] * by" in each)
+        assert part[line] == whole[line]
+        assert not any("surf2Dread" in each for each in part)
+    with pytest.raises(UnknownText, match="surf2Dread"):
+        EmulatedProgram("other", text, (replace(launch, kernel="other"),), ("A", "B"))(a, b)
+
+
 ROUND = """extern "C" __global__ void __launch_bounds__(32) narrow(float* A, {type}* B, float by) {{
   int at = ((int)blockIdx.x) * 32 + ((int)threadIdx.x);
   B[at] = ({type})(A[at] * by);
