@@ -98,7 +98,7 @@ class RoleBlock:
         self.thread = _named("thread", T.thread_id([(1 + consumers) * WARPGROUP]))
         self.cluster, self.consumers = cluster, consumers
         self.down, self.across = cluster // across, across
-        # The larger group's blocks have numbers in a row, whose multiprocessors are neighbours: up to 1.4 times as fast.
+        # The larger group's blocks have numbers in a row, whose multiprocessors are neighbours: up to 1.4 times faster.
         self.down_first = self.down >= self.across
 
     @property
