@@ -61,6 +61,7 @@ def _source_of(thing: Any) -> str | None:
     return found
 
 
+_module_of.__wrapped__, _source_of.__wrapped__ = _getmodule, _getsourcefile  # type: ignore[attr-defined]
 inspect.getmodule, inspect.getsourcefile = _module_of, _source_of
 
 # What is loaded by now stays, so that nobody looks for garbage in it; and there is memory for more between the looks.

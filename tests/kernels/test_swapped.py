@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from dataclasses import replace
 from typing import Any
@@ -144,9 +145,22 @@ MEMBER, LANE, K_TILE = "((int)tvm_builtin_cluster_ctaid_x())", "((int)threadIdx.
 
 def reckoned(text: str, **values: int) -> int:
     """The value of an expression of the CUDA text in a block of a cluster, a lane, and a k tile."""
-    for name, value in ((MEMBER, "member"), (LANE, "lane"), ("&&", "and"), ("||", "or"), ("(ushort)", "")):
+    for name, value in (
+        (MEMBER, "member"),
+        (LANE, "lane"),
+        ("&&", "and"),
+        ("||", "or"),
+        ("(ushort)", ""),
+        ("(uint)", ""),
+    ):
         text = text.replace(name, value)
     return int(eval(text.replace("/", "//"), {}, values))
+
+
+def place_of(member: int, cluster: tuple[int, int]) -> tuple[int, int]:
+    """A block's place in its cluster, down and across: those of the longer side have numbers in a row."""
+    down, across = cluster
+    return (member % down, member // down) if down >= across else divmod(member, across)
 
 
 def loads(body: str, operand: str) -> tuple[str, str]:
@@ -159,19 +173,23 @@ def loads(body: str, operand: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS, ids=str)
-def test_blocks_load_in_turn_for_those_of_their_rows_and_columns(cluster: tuple[int, int]) -> None:
+def test_blocks_load_for_those_of_their_rows_and_columns(cluster: tuple[int, int]) -> None:
+    """A share of each k tile where shares are whole eights of rows, in clusters one way; else whole k tiles in turn."""
     down, across = cluster
+    divided = min(cluster) == 1 and 16 % (8 * across) == 0 and 128 % (8 * down) == 0
     tile, members = f"16x128x64/1x2/1/{down}x{across}", range(down * across)
     body = roles(12, (40, 264, 520), tile, layout="nt", stages=3).body
-    for operand, together in (("a", lambda member: member // across), ("b", lambda member: member % across)):
+    for operand, together in (("a", 0), ("b", 1)):
         turn, mask = loads(body, operand)
         for member in members:
-            same = [other for other in members if together(other) == together(member)]
+            same = [
+                other for other in members if place_of(other, cluster)[together] == place_of(member, cluster)[together]
+            ]
             assert reckoned(mask, member=member) == sum(1 << other for other in same)
             turns = [
                 [other for other in same if reckoned(turn, member=other, k_tile=k_tile)] for k_tile in range(len(same))
             ]
-            assert turns == [[other] for other in same]
+            assert turns == [same if divided else [other] for other in same]
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS, ids=str)
@@ -186,8 +204,8 @@ def test_a_stage_is_empty_when_all_that_it_was_filled_for_have_read_it(cluster: 
     assert expected == ["1"] * 3 + [str(warps * (down + across - 1))] * 3
     for member in members:
         at = [lane for lane in range(32) if reckoned(arrives.group(1), member=member, lane=lane)]
-        row, column = divmod(member, across)
-        assert at == [other for other in members if other // across == row or other % across == column]
+        own = place_of(member, cluster)
+        assert at == [other for other in members if any(map(operator.eq, place_of(other, cluster), own))]
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS, ids=str)
@@ -232,26 +250,33 @@ def test_boxes_of_results_cover_any_width(rows: int, columns: int) -> None:
     assert covered == {(row_tile, column) for row_tile in range(rows // 64) for column in range(columns)}
 
 
-def test_the_last_panel_of_a_width_is_loaded_whole() -> None:
-    assert (Panels(208, 64, "n").count, Panels(208, 64, "n").bytes) == (4, 4 * 64 * 128)
-    assert (Panels(208, 64, "k").count, Panels(208, 64, "k").bytes) == (1, 208 * 128)
+def test_the_last_panel_of_a_width_has_room_and_is_loaded_in_part() -> None:
+    along_n, along_k = Panels(208, 64, "n"), Panels(208, 64, "k")
+    assert (along_n.count, along_n.bytes, along_n.edge, along_n.loaded_bytes) == (4, 4 * 64 * 128, 16, 208 * 64 * 2)
+    assert (along_k.count, along_k.bytes, along_k.edge, along_k.loaded_bytes) == (1, 208 * 128, 0, 208 * 128)
     tile = RoleTile.parse("128x208x64/2x1")
     assert tile.smem_bytes(2, 4) == RoleTile.parse("128x256x64/2x1").smem_bytes(2, 4)
-    for text, clause in (("128x208x64/1x2", "104 columns"), ("64x40x64/1x1", "40 columns")):
-        with pytest.raises(IllegalTile, match=f"{clause} per warpgroup of a B stored"):
-            WarpgroupProduct.of(Matmul(128, 208, 64, "float16"), RoleTile.parse(text))
+    with pytest.raises(IllegalTile, match="104 columns per warpgroup of a B stored"):
+        WarpgroupProduct.of(Matmul(128, 208, 64, "float16"), RoleTile.parse("128x208x64/1x2"))
 
 
-def test_a_b_of_any_width_is_loaded_in_whole_panels() -> None:
-    for tile, layout, boxes, size in (
-        ("64x80x64/1x1", "nn", 1 + 2, (64 + 128) * 128),
-        ("64x80x64/1x1", "nt", 1 + 1, (64 + 80) * 128),
-    ):
-        kernel = roles(12, (64, 160, 512), tile, layout=layout, stages=3)
-        assert kernel.body.count("cp_async_bulk_tensor_g2s") == boxes
-        assert re.findall(r"expect_tx_shared_b64\(.*, \(uint\)(\d+)\);", kernel.body) == [str(size)]
-        assert kernel.body.count("cp_async_bulk_tensor_s2g") == 2
-        assert kernel.body.count("stmatrix") == 8
+@pytest.mark.parametrize(
+    ("tile", "layout", "boxes", "size", "results", "collected"),
+    [
+        ("64x80x64/1x1", "nn", 1 + 2, (64 + 80) * 128, 2, 8),
+        ("64x80x64/1x1", "nt", 1 + 1, (64 + 80) * 128, 2, 8),
+        ("64x40x64/1x1", "nn", 1 + 1, (64 + 40) * 128, 1, 3),
+        ("64x8x64/1x1", "nt", 1 + 1, (64 + 8) * 128, 1, 1),
+    ],
+)
+def test_a_b_of_any_width_is_loaded_as_wide_as_the_tile(
+    tile: str, layout: str, boxes: int, size: int, results: int, collected: int
+) -> None:
+    kernel = roles(12, (64, 160, 512), tile, layout=layout, stages=3)
+    assert kernel.body.count("cp_async_bulk_tensor_g2s") == boxes
+    assert re.findall(r"expect_tx_shared_b64\(.*, \(uint\)(\d+)\);", kernel.body) == [str(size)]
+    assert kernel.body.count("cp_async_bulk_tensor_s2g") == results
+    assert kernel.body.count("stmatrix") == collected
 
 
 # Menus

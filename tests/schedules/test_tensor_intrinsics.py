@@ -51,6 +51,8 @@ def parsed(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[tv
 def test_modules_are_not_searched_for_the_frames_of_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in IMPORTING:  # which the tests have in the cache from the start
         monkeypatch.delitem(inspect.modulesbyfile, f"<frozen {name}>", raising=False)
+    for each in ("getmodule", "getsourcefile"):  # without what the tests remember
+        monkeypatch.setattr(inspect, each, inspect.unwrap(getattr(inspect, each)))
     usual, many = parsed("usual_script", tmp_path, monkeypatch)
     with import_quickly():
         quick, few = parsed("quick_script", tmp_path, monkeypatch)
