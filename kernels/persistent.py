@@ -85,7 +85,7 @@ def persistent(
     they take what places are left, unevenly, and an H200 takes up to 1.25 times as long.
 
     ``blocks`` of 2 are clusters: two blocks, one above the other, each load half of their common B tile, for both
-    (TMA multicast). The two blocks of a :class:`kernels.tiles.ClusterTile` load what they have in common in turn, as in
+    (TMA multicast). The two blocks of a :class:`kernels.tiles.ClusterTile` load what they have in common, as in
     :func:`kernels.warp_specialized.warp_specialized`: of B, or beside each other of A, and of any width. Stages, edges,
     results, ``bounded``, ``stamps`` and ``finish`` are as there.
 

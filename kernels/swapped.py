@@ -76,8 +76,9 @@ def swapped(
     way to shared memory (``stmatrix.trans``).
 
     Where a tile has a ``cluster``, its blocks are output tiles beside and below each other. What they have in common
-    they load in turn, a k tile each, for all that read it: rows of A for the blocks beside, columns of B for those
-    below. That spares the L2 cache reads, and rows that lie across its lines cost a load for all instead of one each.
+    they load, a share each or whole k tiles in turn, for all that read it: rows of A for the blocks beside, columns of
+    B for those below. That spares the L2 cache reads, and rows that lie across its lines cost a load for all instead
+    of one each.
     Blocks beyond the output take their turns like the others, and store nothing.
 
     Consumers of large tiles have registers that the producer gives up

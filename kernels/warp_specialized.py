@@ -72,8 +72,9 @@ def warp_specialized(
     :func:`kernels.tma_ring.tma_ring`. A ``batch`` above 1 is as many products, and all buffers have it as their first
     dimension, except the bias, which is that of all; tensor maps of three dimensions keep a tile within its product.
 
-    Blocks of a cluster (:class:`kernels.tiles.ClusterTile`) load in turn what they have in common, a k tile each, for
-    all that read it (TMA multicast): rows of A for those beside each other, columns of B for those below each other.
+    Blocks of a cluster (:class:`kernels.tiles.ClusterTile`) load what they have in common, a share each or whole k
+    tiles in turn, for all that read it (TMA multicast): rows of A for those beside each other, columns of B for those
+    below each other.
     That spares the L2 cache reads, and rows that lie across its lines cost a load for all instead of one each. Blocks
     beyond the output take their turns like the others, and store nothing. Such a ring may have 16 stages.
 

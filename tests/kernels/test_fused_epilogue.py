@@ -159,6 +159,7 @@ def test_a_residual_that_cannot_be_added_is_refused() -> None:
     for problem, tile in (
         (Matmul(64, 64, 64, "float16", out_dtype="float32"), ROLES),
         (Matmul(64, 64, 64, "float16"), RoleTile.parse("64x128x64/1x2")),
+        (Matmul(64, 208, 64, "float16"), RoleTile.parse("64x104x64/1x1")),  # columns of no whole panels
     ):
         with pytest.raises(IllegalWorkload, match="residual"):
             warp_specialized(problem, tile, 2, finish=finish)

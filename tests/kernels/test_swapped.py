@@ -431,6 +431,10 @@ def test_parts_are_added_in_the_same_order_each_time() -> None:
     [
         (12, "roles", (70, 216, 264), "64x80x64/1x1", {"layout": "nn"}),
         (12, "roles", (130, 440, 264), "128x208x64/2x1", {"layout": "nt"}),
+        (12, "roles", (70, 104, 264), "64x40x64/1x1", {"layout": "nn"}),  # one panel in part, stored as a narrow box
+        (12, "roles", (70, 24, 264), "64x8x64/1x1", {"layout": "nt", "dtype": "bfloat16"}),
+        (12, "roles", (300, 184, 264), "64x120x64/1x1/4x1", {"layout": "nn"}),  # shares of a panel in part
+        (13, "overlapped", (180, 104, 392), "64x56x64/1x1", {"layout": "nn", "sms": 2}),
         (12, "roles", (130, 136, 264), "128x72x64/1x1", {"layout": "nn", "dtype": "bfloat16"}),
         (12, "bounded", (70, 201, 264), "64x72x64/1x1", {"layout": "nt", "out_dtype": "float32"}),
         (13, "stream", (130, 440, 392), "128x208x64/2x1", {"layout": "nn", "sms": 2}),
