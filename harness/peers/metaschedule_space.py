@@ -50,9 +50,10 @@ def search(
 
 def enter(arena: Arena, machine: Machine) -> list[Entrant]:
     """Enter the fastest of the trials, compiled as it was measured."""
-    compiler, problem, target = require_compiler(), arena.problem, machine.target()
+    problem = arena.problem
     if problem.dtype != "float32":
         raise PeerMissing("the space is of ordinary cores: float32")
+    compiler, target = require_compiler(), machine.target()
     say(f"{KIND.name}: {TRIALS} trials of {problem.shape} {problem.dtype}")
     builder = local_builder(max_workers=os.cpu_count(), timeout_sec=BUILD_S)
     config = ms.runner.EvaluatorConfig(number=3, repeat=1, min_repeat_ms=TIMED_MS)
