@@ -135,7 +135,7 @@ class TileProduct:
 
     @property
     def loaded_bytes(self) -> int:
-        """What makes a stage full: both operands' bytes, less those of columns that a last panel lacks."""
+        """Return the bytes that make a stage full: both operands', less those of columns that a last panel lacks."""
         return self.a.loaded_bytes + self.b.loaded_bytes
 
     def load_rows(self, of_a: int, of_b: int) -> tuple[int, int]:
