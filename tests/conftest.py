@@ -7,6 +7,7 @@ import gc
 import inspect
 import os
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +22,7 @@ import tvm_ffi.structural
 from tvm.s_tir.schedule import _type_checker
 
 from support.cases import UNOPTIMISED, Outcome
+from support.sampling import sample
 from tensorir_ladder.emulator import find_host_compiler
 from tensorir_ladder.harness import build
 from tensorir_ladder.harness.cli import main
@@ -67,6 +69,28 @@ inspect.getmodule, inspect.getsourcefile = _module_of, _source_of
 # What is loaded by now stays, so that nobody looks for garbage in it; and there is memory for more between the looks.
 gc.freeze()
 gc.set_threshold(20_000, 20, 50)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let all cases of sampled tests run."""
+    text = "run every case of the tests that are marked sampled"
+    parser.addoption("--every-case", action="store_true", help=text)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out cases of sampled tests, of which more say much the same."""
+    if config.getoption("every_case"):
+        return
+    cases: dict[str, dict[str, pytest.Item]] = defaultdict(dict)
+    for item in items:
+        if item.get_closest_marker("sampled"):
+            cases[item.nodeid.partition("[")[0]][item.nodeid] = item
+    left_out: set[pytest.Item] = set()
+    for found in cases.values():
+        (one_in,) = next(iter(found.values())).get_closest_marker("sampled").args
+        left_out |= {found[name] for name in found.keys() - sample(found, one_in)}
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from support.sampling import sample
+
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("schedules", "kernels", "steps", "torch_ops", "harness", "reports", "emulator")
 
@@ -91,3 +93,17 @@ def test_nothing_that_is_read_is_run(folder: str) -> None:
         if (bad := names(node) & UNTRUSTED)
     ]
     assert not found
+
+
+@pytest.mark.parametrize(("count", "one_in", "kept"), [(1, 4, 1), (12, 4, 3), (13, 4, 4), (5, 1, 5)])
+def test_a_sample_has_its_size_and_is_the_same_always(count: int, one_in: int, kept: int) -> None:
+    names = [f"case[{number}-{number % 3}]" for number in range(count)]
+    found = sample(names, one_in)
+    assert len(found) == kept
+    assert found <= set(names)
+    assert found == sample(names[::-1], one_in)
+
+
+def test_a_sample_does_not_take_one_parameters_value_alone() -> None:
+    names = [f"case[{one}-{other}]" for one in "abcdefgh" for other in ("nn", "nt")]
+    assert {name[-3:-1] for name in sample(names, 2)} == {"nn", "nt"}

@@ -45,6 +45,7 @@ CALL = "__forceinline__ __device__"
 # Every step
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("number", "variant"), SCHEDULED_VARIANTS)
 def test_every_variant_is_right_with_one_to_five_stages(number: int, variant: str, layout: str) -> None:
@@ -56,6 +57,7 @@ def test_every_variant_is_right_with_one_to_five_stages(number: int, variant: st
         assert verify(kernel, EmulatorBackend(10 * stages)).on == "emulator"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("number", "variant", "dtype"),
     [
@@ -71,6 +73,7 @@ def test_every_dtype_is_right(number: int, variant: str, dtype: str) -> None:
 EXPLICIT_VARIANTS = [both for both in EVERY_VARIANT if both[0] in EXPLICIT_STEPS]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("number", "variant"), [both for both in EXPLICIT_VARIANTS if "emulator" in STEPS[both[0]].verified_on]
 )
@@ -79,6 +82,7 @@ def test_explicit_kernels_are_right(number: int, variant: str) -> None:
         verify(lower(make_case(number, shape, variant, layout=layout, dtype=dtype)), EmulatorBackend())
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("number", "shape"),
     [
@@ -93,6 +97,7 @@ def test_whole_and_tiny_shapes_are_right(number: int, shape: tuple[int, int, int
     verify(lower(small_case(number, shape)), EmulatorBackend(5))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("stages", "cluster"), list(product((2, 3, 4), (1, 2))))
 def test_the_ring_is_right(stages: int, cluster: int) -> None:
     for shape in ((128, 64, 320), (256, 128, 64), (70, 72, 200)):

@@ -124,6 +124,7 @@ def cut_kernel(
     return lower(replace(case, machine=small))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("shape", "tile", "stages", "multiprocessors", "variant"),
     [

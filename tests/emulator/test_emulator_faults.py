@@ -44,6 +44,7 @@ def check(program: EmulatedProgram, kernel: Kernel, backend: Backend) -> None:
     verify_launch(lambda *arrays: program(*arrays, seed=next(seeds)), case.problem, backend, "broken", math=case.math)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_step_is_found(name: str) -> None:
     broken = BROKEN[name]
@@ -77,6 +78,7 @@ def test_a_fault_is_repeated_by_its_seed() -> None:
     assert texts[0].endswith("(seed 7 repeats it)")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", BROKEN_RING)
 def test_a_broken_ring_is_found(name: str) -> None:
     expect(broken_ring(name), BROKEN_RING[name][2])

@@ -37,6 +37,7 @@ SMALL = {kind: [tile] for kind, tile in SMALL_TILES.items()} | {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("steps", [(1, 2, 3, 4), (5,), (6, 7), (8, 9), (10,), (11, 12), (13,)], ids=str)
 @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

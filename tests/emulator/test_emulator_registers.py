@@ -91,6 +91,7 @@ def test_a_group_exchanges_as_a_whole() -> None:
     assert fault.value.kind == "setmaxnreg"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.compiler
 @pytest.mark.parametrize("number", [12, 13])
 @pytest.mark.parametrize("tile", ["64x128x64/1x1", "128x256x64/2x1", THREE_CONSUMERS])

@@ -133,6 +133,7 @@ def test_stages_are_those_that_the_case_really_has() -> None:
 RINGS = [(step, "") for step in (5, 9, 11, 12, 13)] + [(10, variant.name) for variant in STEPS[10].variants]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("step", "variant"), RINGS)
 @pytest.mark.parametrize("k_tiles", [1, 3])
 def test_shared_memory_is_never_more_than_was_checked(step: int, variant: str, k_tiles: int) -> None:
@@ -250,6 +251,7 @@ def test_aspects_show_what_changes_from_step_to_step() -> None:
     assert rows[6]["k loop"].endswith("k_inner unrolled: full")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("step", "variant"), [(step, variant) for step, variant in SCHEDULED_VARIANTS if step not in THREAD_STEPS]
 )

@@ -80,6 +80,7 @@ def test_a_step_file_is_run_as_the_readme_says(tmp_path: Path) -> None:
     assert "def main(" in result.stdout
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("number", [number for number in STEPS if number not in EXPLICIT_STEPS])
 def test_every_step_is_verified_and_says_so_on_a_line_of_its_own(number: int, command: Command) -> None:
@@ -100,6 +101,7 @@ def test_the_emulator_comes_before_llvm_for_tensorized_steps(number: int, comman
     assert (outcome.code, verified_on(outcome)) == (0, ["emulator"])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("number", EXPLICIT_STEPS)
 def test_an_explicit_step_is_verified_by_the_emulator_only(number: int, command: Command) -> None:
@@ -468,6 +470,7 @@ def test_debug_shows_where_an_error_was_raised(
     assert outcome.err.splitlines()[-1].startswith("error: a defect of this program: IndexError")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("redirected", "arguments", "said"),
     [

@@ -837,6 +837,7 @@ def test_a_full_disk_ends_the_search_in_one_line_and_it_goes_on(
     assert any("going on with an unfinished search" in line for line in listener.lines)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.emulator
 @pytest.mark.parametrize("part", ["server", "session", "tracker", "asker", "builder", "source", "both servers"])
 def test_what_is_killed_is_made_good(part: str, tmp_path: Path) -> None:

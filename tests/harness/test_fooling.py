@@ -219,6 +219,7 @@ def of_many_seeds(order: Callable[[np.ndarray, np.ndarray], np.ndarray], checked
         yield verify(checked, LlvmBackend(), seeds=(1000 * seed, 1000 * seed + 1), run=run).passed
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("dtype", "out_dtype"), [("float16", ""), ("bfloat16", ""), ("float16", "float32")], ids=str)
 @pytest.mark.parametrize("shape", [(16, 24, 500), (33, 17, 30)], ids=str)

@@ -28,6 +28,7 @@ def test_a_function_follows_from_seed_and_number() -> None:
             assert all(size > 0 for size in extents)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.emulator
 @pytest.mark.parametrize("part", range(3))
 def test_drawn_functions_are_right_or_left(part: int) -> None:

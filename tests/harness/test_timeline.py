@@ -82,6 +82,7 @@ def encode(found: Sequence[Track], roles: Sequence[str], room: int, duration_ns:
 # Stamps in the generated CUDA
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("variant", ["tma_store", "direct", "bounded"])
 @pytest.mark.parametrize("stages", [1, 2, 4])
 def test_without_stamps_the_text_has_no_trace_of_them(stages: int, variant: str) -> None:
@@ -98,6 +99,7 @@ def test_without_stamps_the_text_has_no_trace_of_them(stages: int, variant: str)
     assert without_shared[0] == without_shared[1]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("step", "variant"), STEPS_WITH_ROLES)
 def test_roles_without_stamps_have_no_trace_of_them(step: int, variant: str) -> None:
     tile, consumers = ("128x128x64/2x1", 2) if step == 12 else ("64x64x64/1x1", 1)
@@ -131,6 +133,7 @@ def test_results_without_boxes_are_stamped() -> None:
         assert not found & {"box begins", "box stored"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.compiler
 @pytest.mark.parametrize(("step", "variant"), [(12, "roles"), (13, "stream"), (13, "multicast")])
 def test_stamps_of_roles_cost_no_spills(step: int, variant: str, compiler: Compiler) -> None:
@@ -165,6 +168,7 @@ def test_a_stamped_kernel_runs_as_it_was_compiled() -> None:
     assert program.mod.imports[0].inspect_source() == kernel.cuda
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.compiler
 @pytest.mark.parametrize("stages", [1, 2, 4])
 def test_stamps_cost_no_spills_and_leave_wgmma_in_flight(

@@ -86,7 +86,10 @@ MISUNDERSTANDINGS = (
         ("right = l % 4 * 2 + e", "right = l % 4 + 4 * e"): {"ldmatrix_x1", "stmatrix_x4_trans"},
         ("at ^ (at >> 3", "at ^ (at >> 4"): {"wgmma_a_k_128_0", "wgmma_a_mn_32_0", "wgmma_b_mn_64_0"},
         ("l / 4 + r % 2 * 8", "l / 4 * 2 + r % 2"): {"mma_f16_elements", "mma_tf32_elements"},
-        ("return address ^ (address >> 3 & bits)", "return address ^ (address >> 3 & 16)"): {"tma_load_64_inside", "tma_store_128_inside"},
+        ("return address ^ (address >> 3 & bits)", "return address ^ (address >> 3 & 16)"): {
+            "tma_load_64_inside",
+            "tma_store_128_inside",
+        },
     },
     {
         ("width == 16 ? stride : leading", "width == 16 ? leading : stride"): {"wgmma_a_mn_none_0"},
@@ -98,6 +101,7 @@ MISUNDERSTANDINGS = (
 )
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.emulator
 @pytest.mark.parametrize("changes", MISUNDERSTANDINGS, ids=["layouts", "rules", "registers", "sums"])
 def test_another_layout_shows(

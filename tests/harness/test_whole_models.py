@@ -184,6 +184,7 @@ def test_a_linear_layer_of_any_rows_has_a_body_for_few() -> None:
     assert function.rule.startswith("ladder: contraction (up to 8: decode;")
 
 
+@pytest.mark.sampled(2)
 @slow
 @pytest.mark.parametrize("family", ["llama-layer", "vit-block"])
 def test_our_rule_takes_every_product_of_a_model_of_its_own_size(family: str) -> None:
@@ -195,6 +196,7 @@ def test_our_rule_takes_every_product_of_a_model_of_its_own_size(family: str) ->
         Contraction().take(product, target)
 
 
+@pytest.mark.sampled(4)
 @slow
 @pytest.mark.parametrize("family", ["llama-linears", "mlp", "llama-layer", "vit-block"])
 def test_what_our_rules_make_is_right_in_the_emulator(family: str) -> None:

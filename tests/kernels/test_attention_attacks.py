@@ -35,6 +35,7 @@ def any_rows(tile: AttentionTile = TILE, stages: int = 2, **changed: object) -> 
 TOKENS = [(1, 1), (1, 16), (1, 300), (5, 129), (63, 65), (64, 64), (65, 63), (128, 128), (129, 5), (257, 127), (300, 1)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("tile", [AttentionTile(), SHORT, AttentionTile(192, 48)], ids=str)
 def test_a_kernel_for_any_tokens_is_right_for_all(tile: AttentionTile, causal: bool) -> None:
@@ -49,12 +50,14 @@ def test_more_tokens_than_a_kernel_was_made_for_are_right() -> None:
         check(form, replace(form.problem, batch=batch, queries=queries, keys=keys), seed)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 70), (70, 1), (130, 190), (190, 130)])
 def test_a_kernel_for_its_own_tokens_is_right(queries: int, keys: int, causal: bool) -> None:
     check(Form(replace(SMALL, queries=queries, keys=keys, causal=causal), SHORT, 3), seed=queries)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("tile", "head", "stages"),
     [
@@ -80,6 +83,7 @@ def test_consumers_that_take_turns_are_right_in_all_orders(tile: AttentionTile) 
         check(form, replace(form.problem, queries=1 + 60 * seed, keys=300 - 59 * seed), seed)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (6, 2), (3, 3), (4, 1)])
 @pytest.mark.parametrize("layout", [BY_TOKEN, BY_HEAD])
 def test_heads_share_their_own_keys(heads: int, kv_heads: int, layout: str) -> None:
@@ -90,6 +94,7 @@ def test_heads_share_their_own_keys(heads: int, kv_heads: int, layout: str) -> N
     check(Form(problem, SHORT))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("layouts", [*product((BY_TOKEN, BY_HEAD), repeat=4)][1:-1:3], ids="-".join)
 def test_each_operand_has_a_layout_of_its_own(layouts: tuple[str, str, str, str]) -> None:
     q, k, v, o = layouts
@@ -100,6 +105,7 @@ def test_each_operand_has_a_layout_of_its_own(layouts: tuple[str, str, str, str]
 # Numbers
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("head", [64, 128])
 def test_bfloat16_is_right(head: int, causal: bool) -> None:
@@ -135,6 +141,7 @@ def test_equal_scores_give_the_mean() -> None:
     np.testing.assert_allclose(found, np.broadcast_to(found[:, :, :1], found.shape), rtol=0, atol=0)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 50.0])
 def test_other_scales_are_right(scale: float) -> None:
     check(Form(replace(SMALL, queries=70, keys=190, scale=scale, causal=True), SHORT))
@@ -240,6 +247,7 @@ def broken(name: str, form: Form) -> str:
     return f"{text[: start + match.start()]}{match.expand(replacement)}{text[start + match.end() :]}"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_kernel_is_found(name: str) -> None:
     form, kind = any_rows(AttentionTile(128, 64)), BROKEN[name][-1]
@@ -264,6 +272,7 @@ INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s*(?:@!?U?P\w+ )?([\w.]+) (?:P
 NO_RESULT = ("ST", "BAR", "SYNCS", "UTMA", "R2UR", "WARPGROUP")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.compiler
 @pytest.mark.parametrize(
     ("tile", "head", "in_turns"),

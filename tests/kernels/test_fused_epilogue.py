@@ -68,6 +68,7 @@ def emulate(function: tvm.tirx.PrimFunc, given: dict[str, np.ndarray]) -> None:
     EmulatedProgram("fused", made.cuda, (launch,), names, memory, resident, operands)(*given.values())
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.emulator
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(
@@ -141,6 +142,7 @@ ROUNDED: dict[str, Callable[[Matmul, Epilogue], Any]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.emulator
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("kernel", ROUNDED)
@@ -200,6 +202,7 @@ def test_a_kernel_for_any_number_of_rows_takes_this_one(m: int) -> None:
     assert (got == a.astype(np.float64) @ b).all()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_without_it_kernels_are_what_they_were(kernel: str) -> None:
     problem = Matmul(128, 128, 128, "float16")

@@ -336,6 +336,7 @@ def test_swizzled_pieces_are_a_permutation_of_each_row() -> None:
         assert sorted(places) == [row * 128 + piece * 16 for piece in range(8)]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.compiler
 @pytest.mark.parametrize("tile", [*map(str, STEPS[11].tiles.tuning)])
 def test_every_declared_tile_compiles_without_spills(tile: str, compiler: Compiler) -> None:

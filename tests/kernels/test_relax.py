@@ -86,6 +86,7 @@ def any_rows() -> tuple[tirx.PrimFunc, Generated]:
     return function, lowered(function)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rows", ROWS)
 def test_many_rows_are_launched_by_tensor_maps_of_the_rows_at_hand(
     rows: int, any_rows: tuple[tirx.PrimFunc, Generated]
@@ -211,6 +212,7 @@ SHORT = {
 }
 
 
+@pytest.mark.sampled(2)
 @slow
 @pytest.mark.parametrize("case", SHORT)
 def test_blocks_that_stay_are_right_for_short_reductions(case: str) -> None:
@@ -263,6 +265,7 @@ COPIED: dict[str, tuple[Callable[[], tirx.PrimFunc], str, tuple[int, ...]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(4)
 @slow
 @pytest.mark.parametrize("case", COPIED)
 def test_products_of_copied_rows_are_right(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,6 +302,7 @@ CASES: dict[str, tuple[Callable[[], tirx.PrimFunc], tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @slow
 @pytest.mark.parametrize("case", CASES)
 def test_results_are_those_of_the_function_for_any_rows(case: str) -> None:
@@ -360,6 +364,7 @@ FINISHED: dict[str, tuple[tuple[int | None, int, int], dict[str, Any], tuple[int
 }
 
 
+@pytest.mark.sampled(3)
 @slow
 @pytest.mark.parametrize("how", FINISHED)
 def test_sums_are_finished_as_is_written(how: str) -> None:

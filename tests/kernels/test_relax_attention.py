@@ -277,6 +277,7 @@ def right(one: Found, operands: Sequence[np.ndarray]) -> tuple[np.ndarray, np.nd
     return tuple(by_head(each, one.o_layout) for each in right_and_bound(problem, dict(zip("QKV", operands))))
 
 
+@pytest.mark.sampled(4)
 @slow
 @pytest.mark.parametrize("name", [name for name, form in FORMS.items() if form.dtype == "float16"])
 def test_what_is_found_is_what_tvm_computes(name: str) -> None:
@@ -488,6 +489,7 @@ EMULATED = {
 }
 
 
+@pytest.mark.sampled(3)
 @slow
 @pytest.mark.parametrize("name", EMULATED)
 def test_results_are_right_for_any_tokens(name: str) -> None:
@@ -502,6 +504,7 @@ CHOSEN = {
 }
 
 
+@pytest.mark.sampled(3)
 @slow
 @pytest.mark.parametrize("name", CHOSEN)
 def test_every_form_that_may_be_chosen_is_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -522,6 +525,7 @@ def said_of(form: AttentionForm) -> str:
     return f"{said}, in turns" if form.in_turns else said
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("q", "k", "form"),
     [

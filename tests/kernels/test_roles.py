@@ -115,6 +115,7 @@ def test_clusters_take_one_plain_product(more: dict[str, Any]) -> None:
         warp_specialized(Matmul(256, 256, 256, "float16"), RoleTile.parse("64x128x64/1x1/2x1"), 4, **more)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.emulator
 @pytest.mark.parametrize(
     ("tile", "shape", "layout"),
@@ -139,6 +140,7 @@ def test_wide_tiles_and_clusters_are_right(tile: str, shape: tuple[int, int, int
     np.testing.assert_allclose(c.astype("float64"), right, rtol=2**-10, atol=2**-10 * problem.k**0.5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.emulator
 @pytest.mark.parametrize(
     ("tile", "shape", "layout", "sms", "stream_k"),
@@ -212,6 +214,7 @@ def test_overlapped_kernels_are_launched_with_the_flag_and_wait() -> None:
     assert "griddepcontrol" not in roles(13, (256, 256, 512)).body
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.compiler
 @pytest.mark.parametrize(
     ("number", "tile"), [(12, STEPS[12].tiles.default.tile), *((13, tile) for tile in STEPS[13].tiles.tuning)], ids=str

@@ -334,6 +334,7 @@ def test_blocks_beyond_the_output_take_places_too() -> None:
 # In the emulator
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.emulator
 @pytest.mark.parametrize(
     ("shape", "tile", "given"),
@@ -375,6 +376,7 @@ SHARED = [  # more blocks than tiles, down, across or both; a tile's rows and co
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.emulator
 @pytest.mark.parametrize(("shape", "tile", "given"), SHARED, ids=str)
 def test_blocks_that_share_their_loads_are_right(shape: tuple[int, int, int], tile: str, given: dict[str, Any]) -> None:
@@ -425,6 +427,7 @@ def test_parts_are_added_in_the_same_order_each_time() -> None:
     assert not np.isnan(results[0]).any()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.emulator
 @pytest.mark.parametrize(
     ("number", "variant", "shape", "tile", "given"),
@@ -457,6 +460,7 @@ def test_every_width_is_right(
 OF_FEW_ROWS = ["8x64x64/1x1/4", "48x64x64/1x1/8", "64x128x64/1x1/2", "72x64x64/1x1/5"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.compiler
 @pytest.mark.parametrize("tile", [*OF_FEW_ROWS, "72x64x64/1x1/1/2x4", "64x128x64/1x2/1/1x4"])
 def test_few_rows_compile_without_spills(tile: str, compiler: Compiler) -> None:
@@ -628,6 +632,7 @@ def test_consumers_wait_for_each_other_only_where_results_lie_in_the_ring() -> N
         assert kernel.smem_bytes == kernel.case.tile.smem_bytes(2, min(stages, -(-k // 64)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.emulator
 @pytest.mark.parametrize(
     ("shape", "tile", "given"),
@@ -661,6 +666,7 @@ def test_results_written_to_a_ring_that_is_still_read_are_a_race(monkeypatch: py
         verify(kernel, EmulatorBackend())
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.compiler
 @pytest.mark.parametrize(
     ("tile", "layout"),

@@ -176,6 +176,7 @@ def counts(kernel: Kernel) -> dict[str, int]:
     return {name: len(re.findall(pattern, kernel.body)) for name, pattern in CALLS.items()}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("stages", "layout"), [(1, "nn"), (2, "nt"), (3, "nn"), (4, "nt"), (5, "nn"), (6, "nt")])
 @pytest.mark.parametrize("variant", ["ring", "warp_specialized"])
 def test_a_turn_of_the_ring_is_written_out(variant: str, stages: int, layout: str) -> None:
@@ -251,6 +252,7 @@ def test_only_the_debug_build_bounds_its_waits() -> None:
 # The protocol: the generated text of each elected thread, stepped through (tests/tcgen05_model.py)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("variant", ["ring", "warp_specialized"])
 @pytest.mark.parametrize(
     ("k", "layout", "stages"),
@@ -293,6 +295,7 @@ def test_broken_protocols_are_found(change: tuple[str, str], variant: str) -> No
 # The machine code
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.compiler
 @pytest.mark.parametrize(
     ("variant", "tile"),
@@ -308,6 +311,7 @@ def test_every_declared_tile_compiles_without_spills(variant: str, tile: Blackwe
     assert 64 <= kernel.resources.registers <= 168
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.compiler
 @pytest.mark.parametrize(
     ("variant", "dtype", "layout", "out_dtype", "tile"),

@@ -63,6 +63,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.emulator
 @pytest.mark.parametrize("case", CASES)
 def test_results_are_those_of_the_convolution(case: str) -> None:

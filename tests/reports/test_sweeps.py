@@ -532,6 +532,7 @@ def test_tables_say_that_there_are_sweeps(tmp_path, capsys):
 # Files that cannot be used
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("command", ["sweep", "page", "plot", "check"])
 @pytest.mark.parametrize("text", ["{}", '{"schema": 1}', "[]"])
 def test_a_corrupt_stream_line_is_named(tmp_path, caplog, command, text):

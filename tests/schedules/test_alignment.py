@@ -85,6 +85,7 @@ RAGGED = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("shape", "layout"), RAGGED, ids=str)
 def test_products_of_odd_shapes_are_right_and_copied_in_16_bytes(shape, layout) -> None:
     computes(shape, layout, "rows")
@@ -105,6 +106,7 @@ def aligned_to_lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 STRADDLING = [((72, 136, 200), "nn"), ((72, 136, 200), "nt"), ((200, 8, 72), "nn"), ((63, 72, 131), "nn")]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("shape", "layout"), STRADDLING, ids=str)
 def test_rows_that_straddle_cache_lines_are_copied_in_vectors(shape, layout, aligned_to_lines) -> None:
     computes(shape, layout, "rows")
@@ -274,6 +276,7 @@ UNSPLIT = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", UNSPLIT, ids=str)
 def test_where_tiles_fill_the_gpu_or_the_reduction_is_short_nothing_is_split(shape) -> None:
     rows, whole = (

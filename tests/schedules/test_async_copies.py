@@ -195,6 +195,7 @@ def test_ragged_tiles_of_small_elements_are_copied_in_vectors_that_cuda_has(dtyp
     assert not re.search(r"\*\(u?int[24]\*\)\((A|B)_shared", text), "vectors of 8 and more"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.compiler
 @pytest.mark.parametrize("dtype", ["int8", "int16", "bool", "float8_e4m3fn"])
 def test_nvcc_takes_ragged_products_of_small_elements(dtype: str, compiler: Compiler) -> None:

@@ -53,6 +53,7 @@ def output(sch: Schedule, kind: Workload, x: np.ndarray) -> np.ndarray:
     return y.numpy()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "shape", "depths", "dtype"),
     [(name, *case, "float32") for name, cases in SHAPES.items() for case in cases]
@@ -211,6 +212,7 @@ def test_illegal_workloads(make, message: str) -> None:
         make()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.compiler
 @pytest.mark.parametrize("stages", [None, 2])
 @pytest.mark.parametrize("name", WORKLOADS)

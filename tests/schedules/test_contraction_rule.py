@@ -80,6 +80,7 @@ def engines_in(text: str) -> set[str]:
     return {name for name in ("wgmma.mma_async", "mma.sync", "cp_async") if name in text}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("function", "target", "engine"),
     [
@@ -291,6 +292,7 @@ RIGHT = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.emulator
 @pytest.mark.parametrize(("function", "target", "sizes"), RIGHT.values(), ids=RIGHT)
 def test_it_is_right(function: tirx.PrimFunc, target: Target, sizes: list[dict[str, int]]) -> None:
@@ -299,6 +301,7 @@ def test_it_is_right(function: tirx.PrimFunc, target: Target, sizes: list[dict[s
         check_function(function, taken, target, sizes=each, sums="float64" if wide else "float32", runs=2)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.emulator  # as slow
 @pytest.mark.compiler
 @pytest.mark.parametrize(
@@ -333,6 +336,7 @@ FILLED_FIRST = {  # functions whose warpgroups have two k tiles or more, whateve
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.emulator) if "m" in FILLED_FIRST[name][1] else name for name in FILLED_FIRST],
@@ -352,6 +356,7 @@ def test_warpgroups_request_all_tiles_of_a_rings_start_before_they_wait(name: st
             assert left == events[:place].count("commit") - 1 - tile  # its own tile has landed, later ones have not
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.emulator
 @pytest.mark.parametrize("name", FILLED_FIRST)
 def test_rings_filled_first_change_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,6 +171,7 @@ FAST = (
 )
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.emulator) for name in CASES]
 )
@@ -236,6 +237,7 @@ def test_weights_are_loaded_in_many_vectors_before_the_first_is_used(function: t
     assert len(loaded) >= vectors, before_first_use[-3000:]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.compiler
 @pytest.mark.parametrize(
     "function", [half(1, 4096, 4096), half(8, 4096, 4096), packed(4, 4096, 4096)], ids=["one row", "eight", "int4"]

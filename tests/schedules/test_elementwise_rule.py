@@ -103,6 +103,7 @@ def emulated(name: str) -> object:
     return name if name in QUICK else pytest.param(name, marks=pytest.mark.emulator)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [emulated(name) for name in CASES])
 def test_functions_of_a_framework_compute_what_they_did(name: str) -> None:
     for function in CASES[name].functions():

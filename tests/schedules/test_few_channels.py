@@ -69,6 +69,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.emulator
 @pytest.mark.usefixtures("_always")
 @pytest.mark.parametrize("case", CASES)

@@ -50,6 +50,7 @@ def events(cuda: str) -> list[tuple[str, int]]:
     return [(name.split("_")[0], int(left or 0)) for name, left in found]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("ahead", [False, True], ids=["our pipeline", "TVM's stock pipeline"])
 @pytest.mark.parametrize(
     ("k", "stages", "in_flight"), [(64 * 16, 3, 1), (64 * 16, 5, 1), (64 * 16, 5, 0), (64 * 5, 6, 1), (64 * 2, 3, 1)]
@@ -71,6 +72,7 @@ def test_every_stage_is_requested_first_and_each_wait_is_for_its_own_tile(k, sta
     assert len(waits) == (in_flight if in_loop else k_tiles)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.emulator
 @pytest.mark.parametrize(("k", "stages"), [(64 * 9, 3), (64 * 9, 4), (64 * 4, 6), (100, 3)])
 def test_results_are_the_same_bit_for_bit(k: int, stages: int) -> None:
@@ -84,6 +86,7 @@ def test_results_are_the_same_bit_for_bit(k: int, stages: int) -> None:
     assert np.array_equal(*outputs)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.emulator
 @pytest.mark.parametrize(
     ("shape", "tile", "stages", "layout", "dtype"),

@@ -53,6 +53,7 @@ def by_warpgroups(problem: Matmul) -> Schedule:
     return scheduled(problem, function=gemm(problem, ALPHA, BETA))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.emulator
 @pytest.mark.parametrize(
     ("family", "dtype", "out_dtype"),

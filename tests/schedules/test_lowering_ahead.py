@@ -52,6 +52,7 @@ def pipelined(problem: Matmul, **form: bool) -> Schedule:
     return sch
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("number", "variant"),
     [both if both in FORMS else pytest.param(*both, marks=pytest.mark.emulator) for both in SCHEDULED_VARIANTS],
@@ -61,6 +62,7 @@ def test_barriers_and_copies_are_those_of_our_own_pipeline(number: int, variant:
     assert counts(stock(lower_ahead(made.mod["main"], TARGET)).cuda) == counts(made.cuda)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.emulator
 @pytest.mark.parametrize(("number", "variant"), SCHEDULED_VARIANTS)
 def test_results_are_those_of_our_own_pipeline_bit_for_bit(number: int, variant: str) -> None:

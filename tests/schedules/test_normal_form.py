@@ -60,6 +60,7 @@ def _check(name: str, after: tirx.PrimFunc, compiled: Callable = tvm.compile) ->
             np.testing.assert_allclose(got.astype(np.float64), want.astype(np.float64), rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_computes_what_the_function_computed(name: str) -> None:
     func = FUNCTIONS[name].make()
@@ -92,6 +93,7 @@ def _staged(product: Product) -> Schedule:
     return product.sch
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:.*pipeline stages")
 @pytest.mark.parametrize("name", STAGED)
 def test_compositions_take_it(name: str) -> None:
@@ -99,6 +101,7 @@ def test_compositions_take_it(name: str) -> None:
     _check(name, sch.mod["main"], compile_serial)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.emulator
 @pytest.mark.filterwarnings("ignore:.*pipeline stages")
 @pytest.mark.parametrize("name", ["conv2d_nhwc", "linear_silu_any", "linear_to_heads", "residual_first", "loops_split"])

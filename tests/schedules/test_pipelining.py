@@ -348,6 +348,7 @@ def tvm_error(nest: Nest) -> str:
 # What is inferred, and what comes of it
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "stages"), [*((name, stages) for name in NESTS for stages in (2, 4)), ("matmul nn", 3), ("row sums", 3)]
 )
@@ -844,6 +845,7 @@ ONE_BARRIER = [name for name in NESTS if name not in TWO_BARRIERS]
 FORMS = {"one barrier": (True, False), "unrolled ring": (False, True), "both": (True, True)}  # one_barrier, unroll_ring
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "form"),
     [(name, form) for name in NESTS for form in FORMS if name in ONE_BARRIER or form == "unrolled ring"],
@@ -868,6 +870,7 @@ def test_the_forms_of_a_ring_at_short_and_ragged_depths(k: int) -> None:
         assert np.array_equal(nest.output(), plain)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("stages", [2, 4])
 @pytest.mark.parametrize("name", ONE_BARRIER)
 def test_one_barrier_has_one_barrier_and_as_many_copies_in_flight(name: str, stages: int) -> None:

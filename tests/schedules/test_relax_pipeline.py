@@ -53,6 +53,7 @@ def same(ones: Sequence[np.ndarray], others: Sequence[np.ndarray], dtype: str) -
         np.testing.assert_allclose(one, other, rtol=16 * eps, atol=4 * eps * max(1.0, np.abs(other).max()))
 
 
+@pytest.mark.sampled(4)
 @every_module
 def test_what_comes_out_is_compiled_by_tvms_stock_pipeline(name: str) -> None:
     """Every function is in the CUDA text, or launches what is linked; scheduled ones come out as they went in."""
@@ -68,6 +69,7 @@ def test_what_comes_out_is_compiled_by_tvms_stock_pipeline(name: str) -> None:
     assert {one for one in scheduled if not tvm_ffi.structural_equal(again[one].body, scheduled[one].body)} == set()
 
 
+@pytest.mark.sampled(3)
 @every_module
 def test_our_passes_over_relax_change_no_result(name: str) -> None:
     mod = MODULES[name]()
@@ -75,6 +77,7 @@ def test_our_passes_over_relax_change_no_result(name: str) -> None:
     same(outputs(fuse_operators(CPU)(mod), arrays), outputs(mod, arrays), str(mod["forward"].params[0].ty.dtype))
 
 
+@pytest.mark.sampled(3)
 @every_module
 def test_every_function_is_explained(name: str) -> None:
     mod = MODULES[name]()
@@ -239,6 +242,7 @@ def _read_twice(x: relax.Expr, w: relax.Expr) -> relax.Expr:
     return relax.op.add(relax.op.matmul(x, transposed), relax.op.sum(transposed, axis=[0], keepdims=True))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products_read_transposed_operands_where_they_lie(name: str) -> None:
     inputs, body, remaining = PRODUCTS[name]

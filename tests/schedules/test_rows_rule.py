@@ -95,6 +95,7 @@ def emulated(name: str) -> object:
     return name if name in QUICK else pytest.param(name, marks=pytest.mark.emulator)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [emulated(name) for name in CASES])
 def test_functions_of_a_framework_compute_what_they_did(name: str) -> None:
     case = CASES[name]
@@ -114,6 +115,7 @@ LONG = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.emulator
 @pytest.mark.parametrize("name", LONG)
 def test_few_long_rows_are_reduced_by_many_blocks(name: str) -> None:
@@ -197,6 +199,7 @@ def test_a_sum_of_other_sums_is_left() -> None:
     assert "running" in not_taken(running)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.compiler
 @pytest.mark.parametrize(
     "name",

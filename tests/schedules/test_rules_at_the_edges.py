@@ -79,6 +79,7 @@ def test_a_reduction_of_nothing_is_what_it_begins_with(function: tirx.PrimFunc, 
     check_function(te.create_prim_func([*given, filled]), taken(function)[1], TARGET)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.emulator
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize(("dtype", "sums"), [("float16", "float32"), ("float32", "float32"), ("int8", "int32")])

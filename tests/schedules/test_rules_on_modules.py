@@ -30,6 +30,7 @@ def taken(function: tirx.PrimFunc) -> tirx.PrimFunc | None:
     return None
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.emulator
 @pytest.mark.parametrize("name", MODULES)
 def test_what_rules_take_of_a_module_computes_what_it_did(name: str) -> None:
@@ -44,6 +45,7 @@ def test_what_rules_take_of_a_module_computes_what_it_did(name: str) -> None:
     assert checked
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.emulator
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_that_dlight_is_tested_on_are_right_or_left(name: str) -> None:

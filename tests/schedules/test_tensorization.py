@@ -190,6 +190,7 @@ def test_a_thread_keeps_the_registers_of_its_lane_only() -> None:
     assert build(9, (128, 128, 128)).local_bytes == 4 * 32 + 2 * 2 * (2 * 2 * 8)  # two sets of A and B
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.compiler
 @pytest.mark.parametrize(
     ("step", "tile", "layout", "arch"),
@@ -210,6 +211,7 @@ def test_fragments_stay_in_registers(
     assert stack_bytes(kernel.cubin.data) in (0, None)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("step", "variant", "dtype", "shape", "layout"),
     [

@@ -91,12 +91,14 @@ def close(output: np.ndarray, expected: np.ndarray) -> None:
 # Results, on the CPU
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("shape", "layout"), SHAPES, ids=str)
 @pytest.mark.parametrize("tile", [SLICED[1], SLICED[4], AHEAD], ids=str)
 def test_products_are_right(tile: WarpTile, shape: tuple[int, int, int], layout: str) -> None:
     close(*product(shape, tile, layout))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "tile",
     [
@@ -113,12 +115,14 @@ def test_lanes_in_one_row_or_column_and_odd_depths(tile: str) -> None:
         close(*product((35, 70, 20), WarpTile.parse(tile), layout))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("tile", "layout"), [(SLICED[1], "nt"), (SLICED[4], "nn"), (AHEAD, "nn")], ids=str)
 def test_a_pipeline_changes_no_bit(tile: WarpTile, layout: str) -> None:
     outputs = [product((33, 35, 70), tile, layout, stages)[0] for stages in (1, 2, 4)]
     assert all(np.array_equal(outputs[0], other) for other in outputs[1:])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("tile", [SLICED[2], AHEAD], ids=str)
 @pytest.mark.parametrize("variant", [each.name for each in STEPS[7].variants[1:] if not each.fits])
 def test_variants_add_in_the_same_order(variant: str, tile: WarpTile) -> None:
@@ -129,6 +133,7 @@ def test_variants_add_in_the_same_order(variant: str, tile: WarpTile) -> None:
 FITS = [step7.Fit(parts, copied, collected) for parts, collected in ((1, True), (3, False)) for copied in (True, False)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("tile", [SMALL, SLICED[4], AHEAD], ids=str)
 @pytest.mark.parametrize("fit", FITS, ids=str)
@@ -160,6 +165,7 @@ def test_a_thread_that_adds_parts_keeps_its_own_results_alone() -> None:
     assert kernel.most_local_bytes <= 1024
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.compiler
 @pytest.mark.parametrize("choice", STEPS[7].tiles_of("fitted").choices[:8:3], ids=lambda choice: str(choice.tile))
 def test_fitted_blocks_leave_each_other_the_registers_that_their_cost_counts(choice: Choice) -> None:
@@ -296,6 +302,7 @@ def test_a_k_tile_costs_one_barrier_and_copies_of_sixteen_bytes(tile: WarpTile, 
     assert sum(map(int, rounds)) * 16 * tile.threads_per_block == copied
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("tile", "stages", "layout"),
     [
@@ -341,6 +348,7 @@ def multiply_adds(kernel: Kernel) -> list[tuple[int, int, int]]:
     return order
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("tile", [MIDDLE, NARROW, SMALL], ids=str)
 def test_each_multiply_add_shares_an_operand_with_the_one_before(tile: WarpTile, layout: str) -> None:
@@ -375,6 +383,7 @@ def wavefronts(kernel: Kernel, operand: str) -> int:
     return most
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("tile", [LARGE, QUARTERS, NARROW], ids=str)
 def test_padded_rows_meet_no_bank_twice(tile: WarpTile, layout: str) -> None:
@@ -390,6 +399,7 @@ def test_the_default_tile_meets_no_bank_twice(layout: str) -> None:
     assert wavefronts(kernel, "A") == wavefronts(kernel, "B") == 1
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.compiler
 @pytest.mark.parametrize(
     ("tile", "layout"), [(STEPS[7].tiles.default.tile, "nn"), (LARGE, "nn"), (QUARTERS, "nt")], ids=str

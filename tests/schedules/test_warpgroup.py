@@ -175,6 +175,7 @@ def test_blocks_of_a_band_of_rows_run_together() -> None:
     assert "blockIdx.x) & 7" in kernel.body
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.compiler
 @pytest.mark.parametrize(
     ("tile", "stages", "layout"),
@@ -220,6 +221,7 @@ RAGGED = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("problem", "tile", "stages", "variant"), RAGGED, ids=lambda value: str(value))
 def test_the_schedule_for_cpu_computes_the_product(problem, tile, stages, variant) -> None:
     asked = config(variant, tile, stages)

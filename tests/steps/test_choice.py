@@ -159,6 +159,7 @@ def test_a_long_reduction_of_few_ragged_results_is_chosen_in_parts_and_lowered()
         assert kernel.most_local_bytes <= 1024
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.emulator)])
 def test_what_is_chosen_for_drawn_shapes_is_lowered(seed: int, dtype: str) -> None:
@@ -168,6 +169,7 @@ def test_what_is_chosen_for_drawn_shapes_is_lowered(seed: int, dtype: str) -> No
         assert kernel.most_local_bytes <= 2048
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.emulator
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("dtype", "whole"), [("float32", 1), ("float16", 8)])
@@ -285,6 +287,7 @@ def test_widths_between_are_legal_and_the_cheapest_where_they_fill_the_gpu_once(
     assert min(costs.values()) < 0.9 * min(costs[each] for each in listed)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("step", "variant"), CHOOSING)
 def test_what_is_chosen_can_be_built_wherever_the_step_can(step: int, variant: str) -> None:
     able = []

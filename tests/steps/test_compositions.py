@@ -99,6 +99,7 @@ def test_step_6_is_step_5_unrolled(arch: str, shape: tuple[int, int, int]) -> No
     assert is_step(sch, 6, problem, config("unroll4", THREADS, 3, arch))
 
 
+@pytest.mark.sampled(2)
 @both_shapes
 @pytest.mark.parametrize(
     ("tile", "variant", "form"),
@@ -120,6 +121,7 @@ def test_step_7_is_the_recipe_for_warps(tile: str, variant: str, form: dict, sha
     assert is_step(sch, 7, problem, config(variant, warps))
 
 
+@pytest.mark.sampled(2)
 @both_shapes
 @pytest.mark.parametrize(
     ("number", "variant", "dtype", "layout"),
@@ -146,6 +148,7 @@ def test_steps_8_and_9_are_the_recipe_for_tensor_cores(
     assert is_step(sch, number, problem, config(variant, tile))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("shape", "variant", "parts"),
     [

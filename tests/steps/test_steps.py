@@ -34,6 +34,7 @@ SMALL_M, SMALL_N = 8, 16
 RING_VARIANTS = [form.name for form in STEPS[5].variants if form.name not in ("writeback", "double_buffer")]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("variant", "k"),
     [
@@ -72,6 +73,7 @@ FIRST_AND_TF32 = [
 shape_names = {"ids": lambda value: "x".join(map(str, value)) if isinstance(value, tuple) else str(value)}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("shape", "layout"), [((33, 17, 50), "nt"), ((16, 32, 48), "nn")], **shape_names)
 @pytest.mark.parametrize(("step", "variant"), THREAD_VARIANTS)
 def test_every_step_and_variant_is_right(step: int, variant: str, shape: tuple[int, int, int], layout: str) -> None:
@@ -80,6 +82,7 @@ def test_every_step_and_variant_is_right(step: int, variant: str, shape: tuple[i
     assert result.max_error <= result.tolerance
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("shape", "layout"), [((5, 70, 16), "nn"), ((64, 64, 33), "nt"), ((1, 1, 1), "nn")], **shape_names
 )
@@ -88,6 +91,7 @@ def test_every_step_is_right_with_its_own_tile(step: int, shape: tuple[int, int,
     assert verify(lower(make_case(step, shape, layout=layout)), CPU, seeds=(0,)).passed
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("step", "variant", "shape", "layout", "dtype"),
     [
@@ -107,6 +111,7 @@ def test_every_tile_of_warps_is_right_in_every_dtype(
     assert result.max_error <= result.tolerance
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", [(1, 1, 1), (33, 17, 50)], **shape_names)
 @pytest.mark.parametrize("step", [7, 8, 9, 10])
 def test_a_tile_of_warps_may_be_larger_than_the_product(step: int, shape: tuple[int, int, int]) -> None:
@@ -122,6 +127,7 @@ def test_what_the_cpu_runs_of_a_tensorized_step_is_its_schedule_before_that(step
     assert ["tensor_core_m16n8k16" in text or "wgmma_m64n64k64" in text for text in texts] == [True, False]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("variant", STEPS[10].variant_names)
 @pytest.mark.parametrize("k", [64, 128])
 def test_a_short_reduction_may_be_asked_for_by_the_stages_that_it_fills(variant: str, k: int) -> None:
@@ -137,6 +143,7 @@ def test_half_precision_results_may_be_stored_in_float32(step: int) -> None:
     assert result.tolerance < 1e-3  # that of float32, not of bfloat16
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("dtype", "step", "variant"),
     [
@@ -156,6 +163,7 @@ def test_half_precision_operands_may_have_a_float32_output() -> None:
     assert result.tolerance < 1e-3  # that of float32, not of float16
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "tile",
     [
@@ -190,6 +198,7 @@ def k_extents(stages: int) -> list[int]:
     return [16 * count for count in (stages - 1, stages) if count] + [16 * stages + 3]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("stages", [1, 2, 4])
 @pytest.mark.parametrize("variant", RING_VARIANTS)
 def test_a_pipelined_loop_equals_the_plain_one_bit_for_bit(variant: str, stages: int) -> None:

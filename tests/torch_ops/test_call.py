@@ -220,6 +220,7 @@ def product_of(a: Any, b: Any, dtype: Any) -> np.ndarray:
     return (a.array.astype(np.float64) @ b.array.astype(np.float64)).astype(dtype).astype(np.float64)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("out_dtype", ["float16", "float32"])
 @pytest.mark.parametrize("b_lies", ["dense", "transposed", "wide", "both"])
 @pytest.mark.parametrize("shape", [(64, 128, 64), (33, 17, 50), (1, 1, 1), (40, 95, 63), (24, 1, 9), (1, 72, 1)])
@@ -327,6 +328,7 @@ def test_one_kernel_takes_any_number_of_rows(library: Library, b_lies: str) -> N
     assert [grid[0] for grid in library.grids] == [3, 3, 3, 6, 15]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("any_m", [False, True])
 @pytest.mark.parametrize("b_lies", ["dense", "transposed"])
 def test_few_rows_are_streamed_where_matrices_have_no_gaps(
@@ -439,6 +441,7 @@ def test_copies_are_one_launch_before_the_product_and_one_behind_it(library: Lib
     assert product[1].n == 96
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("out_dtype", ["float16", "float32"])
 @pytest.mark.parametrize("shape", [(40, 95, 63), (1, 95, 63), (33, 130, 72), (7, 3, 513)])
 def test_small_results_are_stored_to_rows_of_any_length(

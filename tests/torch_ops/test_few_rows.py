@@ -53,6 +53,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("problem", "finish"), CASES)
 def test_results_are_those_of_float64(problem: Matmul, finish: Epilogue) -> None:
     draw, kind = np.random.default_rng(0), DTYPES[problem.dtype]
