@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from tensorir_ladder.harness.cublas import Arena
 from tensorir_ladder.harness.execution import GpuBackend
@@ -20,11 +21,11 @@ from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.choice import Choice, Setting, choices, of_one_tile
 from tensorir_ladder.torch_ops.driver import cuda_driver
-from tensorir_ladder.torch_ops.exchanged import MOST_RESULTS, all_tiles, exchanged_stages, named
+from tensorir_ladder.torch_ops.estimates import CostFile, Estimates, MeasuredShape
 from tensorir_ladder.torch_ops.few_rows import Streamed, streams
 from tensorir_ladder.torch_ops.kept import build_kernel
-from tensorir_ladder.torch_ops.kernel_cost import CostFile, Costs, MeasuredShape
 from tensorir_ladder.torch_ops.launcher import Launcher, load_kernel
+from tensorir_ladder.torch_ops.one_tile import all_tiles, named, one_tile_stages
 
 GROUPS = ("llm", "random8", "decode")  # whose products TMA reads as they lie
 SQUARES = "squares"  # powers of two, and a little more, whose rows lie across cache lines
@@ -60,7 +61,7 @@ class Candidate:
         place = all_tiles().place(self.name)
         if place is None:
             return next(each for each in (*choices(), Streamed()) if str(each) == self.name)
-        stages = exchanged_stages(self.problem, place, self.multiprocessors)
+        stages = one_tile_stages(self.problem, place, self.multiprocessors)
         return of_one_tile(all_tiles().tile(place), stages)
 
     def __str__(self) -> str:
@@ -75,12 +76,12 @@ def draw_products(seed: int, count: int, groups: Sequence[str] = MENU_GROUPS) ->
     return list(dict.fromkeys([*(Matmul(side, side, side, "float16") for side in squares), *mixed]))
 
 
-def candidates(problem: Matmul, costs: Costs, machine: Machine) -> list[Candidate]:
+def candidates(problem: Matmul, estimates: Estimates, machine: Machine) -> list[Candidate]:
     """List the kernels that a product is timed with: the likeliest, and some of each kind that are not far behind."""
-    places, times = costs.estimate(problem, streamed=streams(problem))
-    able = [(costs.choices[place], us) for place, us in zip(places.tolist(), times.tolist()) if us < float("inf")]
-    able = [(each, us) for each, us in able if each.takes(problem, machine)]
-    least = min(able[0][1], costs.exchanged_choice(problem)[0])
+    times = estimates.times(problem, streamed=streams(problem))
+    able = [(estimates.kernels[place], times.menu[place]) for place in times.menu.argsort()]
+    able = [(each, us) for each, us in able if us < float("inf") and each.takes(problem, machine)]
+    least = min(able[0][1], times.tiles.min())
     kinds: dict[Any, int] = {}
     taken = []
     for number, (each, us) in enumerate(able):
@@ -89,14 +90,12 @@ def candidates(problem: Matmul, costs: Costs, machine: Machine) -> list[Candidat
         likely = us < WORTHWHILE * least and (number < LIKELIEST or kinds[kind] <= OF_EACH_KIND)
         if likely or number == 0 or isinstance(each, Streamed):
             taken.append(Candidate(problem, str(each), machine.name, machine.multiprocessors))
-    names = _likeliest_of_one_tile(problem, costs, WORTHWHILE * least)
+    names = _likeliest_tiles(times.tiles, WORTHWHILE * least)
     return taken + [Candidate(problem, name, machine.name, machine.multiprocessors) for name in names]
 
 
-def _likeliest_of_one_tile(problem: Matmul, costs: Costs, longest_us: float) -> list[str]:
-    if problem.m * problem.n > MOST_RESULTS:
-        return []
-    times, tiles = costs.exchanged_times(problem), all_tiles()
+def _likeliest_tiles(times: np.ndarray, longest_us: float) -> list[str]:
+    tiles = all_tiles()
     seen: dict[Any, int] = {}
     names = []
     for place in times.argsort()[: int((times < longest_us).sum())].tolist():
@@ -140,9 +139,9 @@ def time_menu(taken: Sequence[Candidate], backend: GpuBackend, compiler: Compile
 
 def with_times(file: CostFile, gpu: str, origin: str, found: dict[Matmul, dict[str, float]]) -> CostFile:
     """Return a GPU's file with what was found: beside what it has of other products, or, of another GPU's, alone."""
-    exchanged = {name for times in found.values() for name in times} | set(file.kernels if file.gpu == gpu else ())
-    exchanged = sorted(name for name in exchanged if all_tiles().place(name) is not None)
-    names = (*map(str, (*choices(), Streamed())), *exchanged)
+    taken = {name for times in found.values() for name in times} | set(file.kernels if file.gpu == gpu else ())
+    tiles = sorted(name for name in taken if all_tiles().place(name) is not None)
+    names = (*map(str, (*choices(), Streamed())), *tiles)
     shapes = (
         {} if file.gpu != gpu else {(s.m, s.n, s.k, s.layout): _renamed(s, file.kernels, names) for s in file.shapes}
     )
@@ -151,7 +150,7 @@ def with_times(file: CostFile, gpu: str, origin: str, found: dict[Matmul, dict[s
         placed = tuple((names.index(name), float(f"{us:.{DIGITS}g}")) for name, us in times.items())
         shapes[key] = MeasuredShape(*key, placed)
     return CostFile(
-        gpu, origin, file.rates, file.exchanged, names, tuple(shape for shape in shapes.values() if shape is not None)
+        gpu, origin, file.rates, file.one_tile, names, tuple(shape for shape in shapes.values() if shape is not None)
     )
 
 

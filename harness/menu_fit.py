@@ -19,18 +19,10 @@ from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.isa import PANEL
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.choice import Choice
-from tensorir_ladder.torch_ops.exchanged import ExchangedRates, all_tiles, exchanged_microseconds
+from tensorir_ladder.torch_ops.estimates import CostFile, Estimates, MeasuredShape
 from tensorir_ladder.torch_ops.few_rows import Streamed, streams
-from tensorir_ladder.torch_ops.kernel_cost import (
-    CostFile,
-    Costs,
-    Forms,
-    KernelRates,
-    KTile,
-    MeasuredShape,
-    microseconds,
-    streaming_microseconds,
-)
+from tensorir_ladder.torch_ops.kernel_cost import Forms, KernelRates, KTile, microseconds, streaming_microseconds
+from tensorir_ladder.torch_ops.one_tile import OneTileRates, all_tiles, one_tile_microseconds
 
 EFFICIENCY = 0.85  # of tiles, to begin with; 1 at most
 COMMON = 0.1  # what counts of an error that all of a shape's kernels share
@@ -131,12 +123,12 @@ def fit_rates(file: CostFile, choices: Sequence[Choice], machine: Machine) -> Ke
     return fit.rates(_least_squares(lambda x: fit.errors(x, counts), fit.x))
 
 
-def fit_exchanged(file: CostFile, multiprocessors: int) -> ExchangedRates:
+def fit_one_tile(file: CostFile, multiprocessors: int) -> OneTileRates:
     """Fit the constants of exchanged operands to a file's times of them, from its own constants on."""
     places = file.tiles
     timed = [(each, place, us) for each in file.shapes for old, us in each.times if (place := places[old]) is not None]
     if not timed:
-        return file.exchanged
+        return file.one_tile
     m, n, k = (np.array([getattr(shape, side) for shape, _, _ in timed]) for side in "mnk")
     nt, us = np.array([shape.layout == "nt" for shape, _, _ in timed]), np.array([us for _, _, us in timed])
     tiles = all_tiles().at(np.array([place for _, place, _ in timed]))
@@ -144,14 +136,14 @@ def fit_exchanged(file: CostFile, multiprocessors: int) -> ExchangedRates:
     for shape, _, one in timed:
         least[id(shape)] = min(least[id(shape)], one)
     weights = np.array([least[id(shape)] for shape, _, _ in timed]) / us
-    names = [name for name in ExchangedRates.__struct_fields__ if name not in FIXED]
-    first = np.log([getattr(file.exchanged, name) for name in names])
+    names = [name for name in OneTileRates.__struct_fields__ if name not in FIXED]
+    first = np.log([getattr(file.one_tile, name) for name in names])
 
-    def rates(x: np.ndarray) -> ExchangedRates:
-        return msgspec.structs.replace(file.exchanged, **dict(zip(names, np.exp(x).tolist())))
+    def rates(x: np.ndarray) -> OneTileRates:
+        return msgspec.structs.replace(file.one_tile, **dict(zip(names, np.exp(x).tolist())))
 
     def errors(x: np.ndarray) -> np.ndarray:
-        guessed = exchanged_microseconds(tiles, m, n, k, nt, multiprocessors, rates(x))
+        guessed = one_tile_microseconds(tiles, m, n, k, nt, multiprocessors, rates(x))
         known = np.isfinite(guessed)
         return np.append(weights * np.where(known, np.log(np.where(known, guessed, us) / us), 0.0), PULL * (x - first))
 
@@ -174,19 +166,18 @@ def chosen_over_best(file: CostFile, choices: Sequence[Choice], machine: Machine
             known = msgspec.structs.replace(
                 known,
                 rates=fit_rates(known, choices, machine),
-                exchanged=fit_exchanged(known, machine.multiprocessors),
+                one_tile=fit_one_tile(known, machine.multiprocessors),
             )
-        costs = Costs(choices, known, machine.multiprocessors)
+        estimates = Estimates(choices, known, machine.multiprocessors)
         for shape in asked[fold::FOLDS]:
-            times: dict[Any, float] = {file.kernels[place]: us for place, us in shape.times}
+            taken: dict[Any, float] = {file.kernels[place]: us for place, us in shape.times}
             problem = Matmul(shape.m, shape.n, shape.k, "float16", shape.layout)
-            places, guessed = costs.estimate(problem, streamed=streams(problem))
-            expected = {str(costs.choices[place]): us for place, us in zip(places.tolist(), guessed.tolist())}
-            exchanged = costs.exchanged_times(problem)
+            times = estimates.times(problem, streamed=streams(problem))
+            expected = dict(zip(map(str, estimates.kernels), times.menu.tolist()))
             timed = [(old, tiles[old]) for old, _ in shape.times]
-            expected |= {file.kernels[old]: float(exchanged[place]) for old, place in timed if place is not None}
-            if able := [name for name in times if name in expected]:
-                shares.append(min(times[name] for name in able) / times[min(able, key=expected.__getitem__)])
+            expected |= {file.kernels[old]: float(times.tiles[place]) for old, place in timed if place is not None}
+            if able := [name for name in taken if name in expected]:
+                shares.append(min(taken[name] for name in able) / taken[min(able, key=expected.__getitem__)])
     return shares
 
 

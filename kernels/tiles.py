@@ -384,7 +384,7 @@ class SwappedTile(RoleTile):
         return max(1, int(_resident(self.smem_bytes(itemsize, stages), self.threads_per_block, self.registers)))
 
 
-# What a tile of exchanged operands takes, also of many at once (:mod:`torch_ops.exchanged`): of numbers or arrays. Rows
+# What a tile of exchanged operands takes, also of many at once (:mod:`torch_ops.one_tile`): of numbers or arrays. Rows
 # and columns that registers are counted of are a consumer's.
 
 

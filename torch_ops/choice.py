@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 import msgspec
+import numpy as np
 from tvm import tirx
 from tvm.target import Target
 
@@ -37,9 +38,10 @@ from tensorir_ladder.schedules import tiles
 from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.errors import IllegalTile, IllegalWorkload
 from tensorir_ladder.schedules.workloads import MAX_ELEMENTS, Matmul
+from tensorir_ladder.torch_ops.estimates import Estimates, cost_file
 from tensorir_ladder.torch_ops.few_rows import Streamed, streams
-from tensorir_ladder.torch_ops.kernel_cost import Costs, cost_file
 from tensorir_ladder.torch_ops.launcher import TIR_PIPELINE
+from tensorir_ladder.torch_ops.one_tile import all_tiles, one_tile_stages
 from tensorir_ladder.torch_ops.rates import read
 
 ITEMSIZE = 2
@@ -168,7 +170,7 @@ MENU = (
     *(_kept_on(blocks, cuts) for blocks in (1, 2) for cuts in (False, True)),
     replace(KERNELS[11], tiles=RING_MENU),
 )
-# Their tiles follow from the product: torch_ops/exchanged.py.
+# Their tiles follow from the product: torch_ops/one_tile.py.
 EXCHANGED = StepKernel(12, (), _exchanged, early=True, narrowing=True)
 UPRIGHT = StepKernel(12, (), _upright, early=True)
 
@@ -236,19 +238,20 @@ def choose(
         measured = tuned_here(problem, machine.name, machine.multiprocessors) or measured
     if measured and not flexible:
         return measured
-    costs = _costs(str(machine.target), machine.name, machine.multiprocessors, flexible)
-    places, times = costs.estimate(problem, batch, streamed=dense and batch == 1 and streams(problem))
-    likeliest = ((costs.choices[place], us) for place, us in zip(places, times))
-    chosen, least_us = next(each for each in likeliest if each[0].takes(problem, machine))
-    if not flexible:
-        us, tile, stages = costs.exchanged_choice(problem, narrows)
-        if us < least_us:
-            return of_one_tile(tile, stages)
-    return chosen
+    estimates = _estimates(str(machine.target), machine.name, machine.multiprocessors, flexible)
+    streamed = dense and batch == 1 and streams(problem)
+    times = estimates.times(problem, batch, streamed, one_tile=not flexible)
+    able = (place for place in times.menu.argsort() if estimates.kernels[place].takes(problem, machine))
+    chosen = next(able)
+    tiles = np.where(all_tiles().upright, np.inf, times.tiles) if narrows else times.tiles
+    least = int(tiles.argmin())
+    if tiles[least] < times.menu[chosen]:
+        return of_one_tile(all_tiles().tile(least), one_tile_stages(problem, least, machine.multiprocessors))
+    return estimates.kernels[chosen]
 
 
 @functools.cache
-def _costs(target_text: str, gpu: str, multiprocessors: int, flexible: bool) -> Costs:
+def _estimates(target_text: str, gpu: str, multiprocessors: int, flexible: bool) -> Estimates:
     """Prepare what a target can hold, whatever the product is; see :func:`choose`.
 
     The target is given as its text, which is the same for two of the same GPU, unlike the objects.
@@ -262,7 +265,7 @@ def _costs(target_text: str, gpu: str, multiprocessors: int, flexible: bool) -> 
             "no kernel fits this target: " + "; ".join(violations[0]),
             remedy="run on an sm_90a GPU",
         )
-    return Costs(legal, cost_file(gpu), multiprocessors)
+    return Estimates(legal, cost_file(gpu), multiprocessors)
 
 
 def of_any_rows(problem: Matmul, tile: HopperTile) -> Matmul:

@@ -15,12 +15,11 @@ from tensorir_ladder.harness.commands.build import build_ahead, hopper_machine
 from tensorir_ladder.harness.commands.options import add_jobs, seed_number
 from tensorir_ladder.harness.commands.values import between
 from tensorir_ladder.harness.menu import MENU_GROUPS, candidates, draw_products, file_text, time_menu, with_times
-from tensorir_ladder.harness.menu_fit import chosen_over_best, fit_exchanged, fit_rates, geometric_mean, rounded
+from tensorir_ladder.harness.menu_fit import chosen_over_best, fit_one_tile, fit_rates, geometric_mean, rounded
 from tensorir_ladder.harness.records import check_writable
 from tensorir_ladder.kernels.codegen import toolchain
-from tensorir_ladder.torch_ops import kernel_cost
 from tensorir_ladder.torch_ops.choice import choices
-from tensorir_ladder.torch_ops.kernel_cost import Costs, cost_file
+from tensorir_ladder.torch_ops.estimates import FOLDER, Estimates, cost_file
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--time-limit", type=between(1, 10**6, float), default=math.inf, metavar="SECONDS", help=text)
     parser.add_argument("--dry-run", action="store_true", help="draw and build, and time nothing")
     add_jobs(parser)
-    parser.add_argument("--out", type=Path, default=kernel_cost.FOLDER, help="folder of the file (torch_ops/costs)")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the file (torch_ops/costs)")
 
 
 def _groups(text: str) -> tuple[str, ...]:
@@ -50,9 +49,9 @@ def run(options: argparse.Namespace, command: str) -> int:
     machine, compiler = hopper_machine(), toolchain.require_compiler()
     check_writable(options.out)
     known, able = cost_file(machine.name), list(choices())
-    costs = Costs(able, known, machine.multiprocessors)
+    estimates = Estimates(able, known, machine.multiprocessors)
     drawn = draw_products(options.seed, options.count, options.shapes)
-    taken = {problem: candidates(problem, costs, machine) for problem in drawn}
+    taken = {problem: candidates(problem, estimates, machine) for problem in drawn}
     build_ahead([each for of_one in taken.values() for each in of_one], options.jobs)
     if options.dry_run:
         print(f"{sum(map(len, taken.values()))} kernels of {len(drawn)} shapes are built; none is timed: --dry-run")
@@ -69,8 +68,8 @@ def run(options: argparse.Namespace, command: str) -> int:
     path = options.out / f"{machine.name.lower().replace(' ', '-')}.json"
     path.write_text(file_text(file))  # what was timed is kept, whatever becomes of the fit
     print(f"{len(found)} of {len(drawn)} shapes are timed, in {path}; fitting constants to them", flush=True)
-    rates, exchanged = fit_rates(file, able, machine), fit_exchanged(file, machine.multiprocessors)
-    file = msgspec.structs.replace(file, rates=rounded(rates), exchanged=rounded(exchanged))
+    rates, one_tile = fit_rates(file, able, machine), fit_one_tile(file, machine.multiprocessors)
+    file = msgspec.structs.replace(file, rates=rounded(rates), one_tile=rounded(one_tile))
     path.write_text(file_text(file))
     shares = chosen_over_best(file, able, machine)
     found_best = f"{geometric_mean(shares):.3f} as fast as the best that was timed, {min(shares):.3f} at worst"

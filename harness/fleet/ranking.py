@@ -18,7 +18,8 @@ from tensorir_ladder.schedules.tiles import Choice, ThreadTile, WarpgroupTile, W
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.registry import find_steps
 from tensorir_ladder.torch_ops import choice as menu
-from tensorir_ladder.torch_ops.kernel_cost import Forms, KTile, cost_file, microseconds
+from tensorir_ladder.torch_ops.estimates import cost_file
+from tensorir_ladder.torch_ops.kernel_cost import Forms, KTile, microseconds
 
 # Of one tile, a model hardly tells stage counts and variants apart. So the next of a tile is asked for when as many
 # further tiles have been; more of them by warpgroups, where the most stages of a tile are nearly always its best.

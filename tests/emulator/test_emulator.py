@@ -161,6 +161,7 @@ ROUND = """extern "C" __global__ void __launch_bounds__(32) narrow(float* A, {ty
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "kind"), [("float8_e4m3fn", "e4m3"), ("float8_e5m2", "e5m2")])
 def test_numbers_of_eight_bits_are_rounded_to_the_nearest(name: str, kind: str) -> None:
     """Ties to even, subnormal ones too; beyond the largest number they are that, as CUDA's own."""

@@ -82,6 +82,7 @@ def wrong_by(columns: int, steps: str, seed: int, dtype: str = "f16", transposed
     return float(np.abs(out.view(np.float32).reshape(expected.shape) - expected).max())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("columns", "transposed"), [(8, 0), *product((64, 128, 256), (0, 1))])
 def test_the_first_operand_is_read_from_registers(columns: int, dtype: str, transposed: int) -> None:

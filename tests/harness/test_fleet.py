@@ -802,6 +802,7 @@ def test_another_key_is_no_server(host: Host, tmp_path: Path) -> None:
         search.run(cases_of(SHAPE))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.emulator
 @pytest.mark.parametrize("change", [{"gpu": "another GPU"}, {"versions": {"tvm": "0.1"}}, {"sources": "0" * 16}])
 def test_a_server_unlike_the_others_is_left_out(change: dict, host: Host, tmp_path: Path) -> None:

@@ -18,39 +18,38 @@ from tensorir_ladder.harness.menu import Candidate, candidates, draw_products, f
 from tensorir_ladder.harness.menu_fit import chosen_over_best, fit_rates, geometric_mean
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.torch_ops import kernel_cost
+from tensorir_ladder.torch_ops import estimates
 from tensorir_ladder.torch_ops.choice import choices
-from tensorir_ladder.torch_ops.exchanged import all_tiles, named
+from tensorir_ladder.torch_ops.estimates import CostFile, Estimates, cost_file
 from tensorir_ladder.torch_ops.few_rows import Streamed, streams
-from tensorir_ladder.torch_ops.kernel_cost import CostFile, Costs, cost_file
+from tensorir_ladder.torch_ops.one_tile import all_tiles, named
 
 H200 = hopper(name="NVIDIA H200")
 FILE = msgspec.structs.replace(cost_file("NVIDIA H200"), shapes=())
 ALL = list(choices())
-COSTS = Costs(ALL, FILE, H200.multiprocessors)
+ESTIMATES = Estimates(ALL, FILE, H200.multiprocessors)
 
 
-def timed_on(costs: Costs, problem: Matmul, noise: random.Random | None = None) -> dict[str, float]:
+def timed_on(estimates: Estimates, problem: Matmul, noise: random.Random | None = None) -> dict[str, float]:
     """Times of a product's candidates on a made-up GPU, of which the formula with some constants is all there is."""
-    places, times = costs.estimate(problem, streamed=streams(problem))
-    found = {str(costs.choices[place]): us for place, us in zip(places.tolist(), times.tolist())}
-    exchanged = costs.exchanged_times(problem)
-    found |= {named(all_tiles().tile(place)): us for place, us in enumerate(exchanged.tolist())}
+    times = estimates.times(problem, streamed=streams(problem))
+    found = dict(zip(map(str, estimates.kernels), times.menu.tolist()))
+    found |= {named(all_tiles().tile(place)): us for place, us in enumerate(times.tiles.tolist())}
     factor = (lambda: math.exp(noise.gauss(0, 0.01))) if noise else (lambda: 1.0)
-    return {each.name: found[each.name] * factor() for each in candidates(problem, COSTS, H200)}
+    return {each.name: found[each.name] * factor() for each in candidates(problem, ESTIMATES, H200)}
 
 
 def test_a_product_s_candidates_are_the_likeliest_and_some_of_each_kind() -> None:
     kinds: set[str] = set()
     for problem in draw_products(3, 4):
-        taken = candidates(problem, COSTS, H200)
+        taken = candidates(problem, ESTIMATES, H200)
         names = [each.name for each in taken]
         assert len(set(names)) == len(names) > 4
         assert (str(Streamed()) in names) == streams(problem)
         for each in taken[:: len(taken) - 1]:
             choice, product, setting = each.made_for
-            exchanged = all_tiles().place(each.name) is not None
-            name = named(choice.tile) if exchanged else str(choice)
+            of_one_tile = all_tiles().place(each.name) is not None
+            name = named(choice.tile) if of_one_tile else str(choice)
             assert (name, product, setting.machine.name) == (each.name, problem, "NVIDIA H200")
             assert [str(made) for made, _, _ in each.kernels] == [str(choice)]
         kinds |= {name.split(",")[0].split(" ")[0] for name in names}
@@ -68,8 +67,8 @@ def test_constants_of_another_gpu_are_found() -> None:
     rates = FILE.rates
     changes = {"waits": 3 * rates.waits, "cut": rates.cut / 2, "memory_bytes": rates.memory_bytes / 1.5}
     other = msgspec.structs.replace(FILE, rates=msgspec.structs.replace(rates, **changes))
-    costs, noise = Costs(ALL, other, H200.multiprocessors), random.Random(1)
-    found = {problem: timed_on(costs, problem, noise) for problem in draw_products(11, 12)}
+    there, noise = Estimates(ALL, other, H200.multiprocessors), random.Random(1)
+    found = {problem: timed_on(there, problem, noise) for problem in draw_products(11, 12)}
     file = with_times(FILE, "NVIDIA Other", "made up", found)
     fitted = fit_rates(file, ALL, H200)
     for name, value in changes.items():
@@ -102,7 +101,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> list[Candidate]:
     built: list[Candidate] = []
 
     def timed(taken: list[Candidate], *_: Any) -> tuple[dict[str, float], float]:
-        return timed_on(COSTS, taken[0].problem), 5.0
+        return timed_on(ESTIMATES, taken[0].problem), 5.0
 
     monkeypatch.setattr(menu_command, "hopper_machine", lambda: H200)
     monkeypatch.setattr(menu_command, "build_ahead", lambda wanted, _jobs: built.extend(wanted))
@@ -122,12 +121,12 @@ def test_a_run_leaves_a_file_that_is_read_again(
 ) -> None:
     outcome = measure(command, tmp_path)
     assert outcome.code == 0, outcome
-    monkeypatch.setattr(kernel_cost, "FOLDER", tmp_path)
+    monkeypatch.setattr(estimates, "FOLDER", tmp_path)
     read = cost_file.__wrapped__("NVIDIA H200")
     sizes = {(shape.m, shape.n, shape.k) for shape in read.shapes}
     assert {(problem.m, problem.n, problem.k) for problem in draw_products(5, 2)} <= sizes
     assert len(made_up) == sum(
-        len(candidates(problem, Costs(ALL, cost_file("NVIDIA H200"), 132), H200)) for problem in draw_products(5, 2)
+        len(candidates(problem, Estimates(ALL, cost_file("NVIDIA H200"), 132), H200)) for problem in draw_products(5, 2)
     )
     assert "of cuBLAS" in outcome.out
 
@@ -157,7 +156,7 @@ def test_what_was_timed_is_kept_where_the_fit_fails(
 
     monkeypatch.setattr(menu_command, "fit_rates", fails)
     assert measure(command, tmp_path, "--shapes", "decode").code != 0
-    monkeypatch.setattr(kernel_cost, "FOLDER", tmp_path)
+    monkeypatch.setattr(estimates, "FOLDER", tmp_path)
     kept = {(shape.m, shape.n, shape.k) for shape in cost_file.__wrapped__("NVIDIA H200").shapes}
     assert {(problem.m, problem.n, problem.k) for problem in draw_products(5, 2, ["decode"])} <= kept
 
@@ -165,7 +164,7 @@ def test_what_was_timed_is_kept_where_the_fit_fails(
 @pytest.mark.gpu
 def test_kernels_are_checked_and_timed() -> None:
     backend, problem = execution.GpuBackend(), Matmul(256, 512, 512, "float16")
-    taken = candidates(problem, COSTS, H200)[:3]
+    taken = candidates(problem, ESTIMATES, H200)[:3]
     times, cublas_us = menu.time_menu(taken, backend, toolchain.require_compiler())
     assert set(times) == {each.name for each in taken}
     assert min(*times.values(), cublas_us) > 0

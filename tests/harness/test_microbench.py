@@ -193,6 +193,7 @@ def sass_of(probe: str, text: str) -> str:
     return re.split(r"Function : ", text.split(f"Function : {probe}_probe_kernel")[1])[0]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.compiler
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
 def test_the_loops_are_still_in_the_machine_code(arch: str, compiler: Compiler, sass: Callable[[Cubin], str]) -> None:

@@ -94,6 +94,7 @@ def subject_like(step: int, variant: str) -> int:
 SHARING = next(i for i, subject in enumerate(SUBJECTS) if subject.tile.endswith("/2x2"))  # blocks that share loads
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.emulator
 @pytest.mark.parametrize(
     ("step", "variant", "rule", "before", "after", "found"),
@@ -119,6 +120,7 @@ def test_what_is_harmful_is_caught(step: int, variant: str, rule: str, before: s
     assert f"line {outcome.line}: {outcome.after}" in told[0]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.emulator
 @pytest.mark.parametrize(
     ("rule", "before", "after", "found"),

@@ -78,6 +78,7 @@ def llama() -> Running:
 # What models give
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "family", ["mlp", "llama-linears", *(pytest.param(name, marks=slow) for name in ("vit-block", "resnet50"))]
 )

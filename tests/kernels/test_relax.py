@@ -442,6 +442,7 @@ def test_tvms_stock_pipeline_links_the_kernels(executable: tvm.runtime.Executabl
     assert all("tma_1" in text for text in texts[1:])
 
 
+@pytest.mark.sampled(2)
 @slow
 @pytest.mark.parametrize("kernels", [True, False])
 def test_kernels_may_be_switched_off(kernels: bool) -> None:

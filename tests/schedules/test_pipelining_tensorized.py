@@ -91,6 +91,7 @@ def name(sch: Schedule, loop: LoopRV) -> str:
     return str(sch.get(loop).loop_var.name)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("async_copy", [True, False])
 def test_tiles_are_copied_ahead_of_their_instructions(async_copy: bool) -> None:
     before = product(32, 32, 128)

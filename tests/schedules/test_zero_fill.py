@@ -47,6 +47,7 @@ def test_copies_are_one_instruction_where_asked_for(columns: int) -> None:
     assert not needs_of(usual.mod)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", [7, 10])
 def test_of_the_steps_only_the_fitted_forms_ask_for_it(number: int) -> None:
     shape = (40, 72, 200)

@@ -23,6 +23,7 @@ import pytest
 import tvm
 
 from support.cases import STEPS, hopper
+from support.estimated import only_kernels_of
 from support.torch_stand_in import Library, Tensor, torch_stand_in
 from tensorir_ladder.harness.execution import require_gpu
 from tensorir_ladder.harness.machines import machine_for
@@ -63,7 +64,6 @@ from tensorir_ladder.torch_ops.errors import (
     WrongShape,
 )
 from tensorir_ladder.torch_ops.few_rows import Streamed
-from tensorir_ladder.torch_ops.kernel_cost import Costs
 from tensorir_ladder.torch_ops.launcher import CompiledKernel
 from tensorir_ladder.torch_ops.operands import Form, arrange
 
@@ -258,7 +258,7 @@ def test_the_chosen_kernel_gets_its_workspaces(
 ) -> None:
     """A last wave that is cut: each stream's launches have the same flags, those of a capture others."""
     _use(library, monkeypatch, choose)
-    monkeypatch.setattr(Costs, "exchanged_choice", lambda *_: (float("inf"), None, 0))
+    only_kernels_of(monkeypatch, "menu")
     a, b = operand(0, (512, 8192)), operand(1, (8192, 64), "transposed")
     for stream, capturing in ((0, False), (0, False), (5, False), (5, True), (5, True), (0, False)):
         torch.cuda.stream, torch.cuda.capturing = stream, capturing
@@ -336,7 +336,7 @@ def test_few_rows_are_streamed_where_matrices_have_no_gaps(
 ) -> None:
     """A kernel without tensor maps; with gaps in an operand or the output one that has them, and nothing is copied."""
     _use(library, monkeypatch, choose)
-    monkeypatch.setattr(Costs, "exchanged_choice", lambda *_: (float("inf"), None, 0))
+    only_kernels_of(monkeypatch, "menu")
     m, n, k = 2, 1024, 2048
     a, b = operand(0, (m, k)), operand(1, (k, n), b_lies)
     apart = Tensor.empty((m, n + 8), "float16")[:, :n]
@@ -449,7 +449,7 @@ def test_small_results_are_stored_to_rows_of_any_length(
 ) -> None:
     """By a kernel that stores elements: also where an output begins anywhere, not where its rows have gaps."""
     _use(library, monkeypatch, choose)
-    monkeypatch.setattr(Costs, "estimate", lambda costs, *_, **__: ([0], [float("inf")]))
+    only_kernels_of(monkeypatch, "tiles")
     m, n, k = shape
     a, b, bias = operand(0, (m, k)), operand(1, (k, n)), Tensor.integers(2, (n,), "float32")
     apart = Tensor.empty((m, n + 24 - n % 8), out_dtype)[:, :n]

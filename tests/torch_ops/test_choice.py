@@ -21,12 +21,14 @@ from tensorir_ladder.kernels.roles import MOST_SHARED_STAGES, MOST_STAGES
 from tensorir_ladder.kernels.stream_k import plan_for
 from tensorir_ladder.kernels.tiles import most_stages
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.torch_ops import kernel_cost
+from tensorir_ladder.torch_ops import estimates
 from tensorir_ladder.torch_ops.choice import EXCHANGED, UPRIGHT, choices, choose
 from tensorir_ladder.torch_ops.errors import DamagedFile
-from tensorir_ladder.torch_ops.exchanged import CLUSTERS, all_tiles, named
+from tensorir_ladder.torch_ops.estimates import CostFile, Estimates, MeasuredShape, cost_file
 from tensorir_ladder.torch_ops.few_rows import Streamed
-from tensorir_ladder.torch_ops.kernel_cost import CostFile, Costs, Forms, KTile, cost_file, microseconds
+from tensorir_ladder.torch_ops.kernel_cost import Forms, KTile, microseconds
+from tensorir_ladder.torch_ops.nearby import Nearby, kernel_places, product_places
+from tensorir_ladder.torch_ops.one_tile import CLUSTERS, all_tiles, named
 
 H200 = hopper(name="NVIDIA H200")
 FILE = cost_file("NVIDIA H200")
@@ -39,18 +41,27 @@ def test_on_shapes_not_measured_what_is_chosen_is_as_fast_as_the_best_of_the_men
     assert geometric_mean(found) >= 0.97
 
 
+BLANK = msgspec.structs.replace(FILE, shapes=())
+
+
+def told(problem: Matmul, **times: float) -> Estimates:
+    """Estimates by the formulas and times of one product alone, of kernels by their places in the menu."""
+    taken = tuple((int(place[1:]), us) for place, us in times.items())
+    shape = MeasuredShape(m=problem.m, n=problem.n, k=problem.k, layout=problem.layout, times=taken)
+    kernels = tuple(map(str, (*ALL, Streamed())))
+    return Estimates(ALL, msgspec.structs.replace(BLANK, kernels=kernels, shapes=(shape,)), H200.multiprocessors)
+
+
 def test_what_was_measured_of_this_very_shape_decides() -> None:
     """The formula's second is measured to be faster than its first, at one shape: there it is taken, far away not."""
     near, far = Matmul(1000, 1000, 1000, "float16"), Matmul(64, 8192, 256, "float16")
-    blank = msgspec.structs.replace(FILE, shapes=())
-    costs = Costs(ALL, blank, H200.multiprocessors)
-    (first, second, *_), (us, _, *_) = costs.estimate(near)
-    names = tuple(map(str, costs.choices))
-    times = tuple((int(place), float(us) * factor) for place, factor in ((first, 1.2), (second, 0.8)))
-    shape = kernel_cost.MeasuredShape(m=1000, n=1000, k=1000, layout="nn", times=times)
-    told = Costs(ALL, msgspec.structs.replace(blank, kernels=names, shapes=(shape,)), H200.multiprocessors)
-    assert told.estimate(near)[0][0] == second
-    assert told.estimate(far)[0][0] == costs.estimate(far)[0][0]
+    formula = Estimates(ALL, BLANK, H200.multiprocessors)
+    us = formula.times(near).menu
+    first, second = us.argsort()[:2]
+    found = told(near, **{f"_{first}": 1.2 * us[first], f"_{second}": 0.8 * us[second]})
+    assert found.times(near).menu.argmin() == second
+    assert found.times(near).menu[second] == 0.8 * us[second]
+    assert found.times(far).menu.argmin() == formula.times(far).menu.argmin()
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt"])
@@ -66,30 +77,44 @@ def test_of_squares_that_were_timed_the_choice_is_among_the_fastest(size: int, l
     assert taken[name] <= 1.05 * min(taken.values())
 
 
-def test_one_kernel_s_time_stands_but_says_nothing_for_others_far_from_what_was_compared() -> None:
-    """A slow time of the formula's first: of this very product it stands, and others' estimates stay in their order."""
-    problem = Matmul(1000, 1000, 1000, "float16")
-    blank = msgspec.structs.replace(FILE, shapes=())
-    costs = Costs(ALL, blank, H200.multiprocessors)
-    (first, *_), (us, *_) = costs.estimate(problem)
-    shape = kernel_cost.MeasuredShape(m=1000, n=1000, k=1000, layout="nn", times=((int(first), 3 * float(us)),))
-    file = msgspec.structs.replace(blank, kernels=tuple(map(str, costs.choices)), shapes=(shape,))
-    told = Costs(ALL, file, H200.multiprocessors)
-    places, times = told.estimate(problem)
-    assert times[list(places).index(first)] == pytest.approx(3 * us)
-    near = Matmul(1008, 1008, 1008, "float16")
-    assert told.estimate(near)[0].tolist() == costs.estimate(near)[0].tolist()
+def test_one_kernel_s_time_says_the_same_of_all_others_and_more_of_itself() -> None:
+    """A time of the formula's first that is too slow: is it the kernel or the product? Some of both."""
+    problem, near = Matmul(1000, 1000, 1000, "float16"), Matmul(1032, 1032, 1032, "float16")
+    before = Estimates(ALL, BLANK, H200.multiprocessors).times(problem).menu
+    first, *others = before.argsort()[:9]
+    found = told(problem, **{f"_{first}": 1.3 * before[first]})
+    after = found.times(problem).menu
+    assert after[first] / before[first] == pytest.approx(1.3)
+    strangers = [place for place in others if ALL[place].kernel.step != ALL[first].kernel.step]
+    assert all(1 < after[place] / before[place] < 1.3 for place in strangers)
+    assert 1 < found.times(near).menu[first] / Estimates(ALL, BLANK, 132).times(near).menu[first] < 1.35
 
 
-def test_what_a_kernel_takes_counts_for_as_many_rows_by_the_eight() -> None:
-    """Rows come to a kernel by the eight: nine take what sixteen do. Fewer than eight have kernels of their own."""
-    blank = msgspec.structs.replace(FILE, shapes=())
-    first = Costs(ALL, blank, H200.multiprocessors).estimate(Matmul(53, 5120, 5120, "float16", "nt"))[0][0]
-    shape = kernel_cost.MeasuredShape(m=53, n=5120, k=5120, layout="nt", times=((int(first), 1.0),))
-    told = Costs(ALL, msgspec.structs.replace(blank, kernels=tuple(map(str, ALL)), shapes=(shape,)), 132)
-    for rows, stands in ((56, True), (49, True), (48, False), (57, False)):
-        places, times = told.estimate(Matmul(rows, 5120, 5120, "float16", "nt"))
-        assert (times[list(places).index(first)] == 1.0) == stands, rows
+def test_products_are_placed_by_rows_by_the_eight() -> None:
+    """Rows come to a kernel by the eight: nine take what sixteen do. Few rows cost the same."""
+    place = product_places(np.array([56, 49, 48, 57, 16, 9, 8]), 5120, 5120, True)
+    assert [np.array_equal(one, place[0]) for one in place] == [True, True, False, False, False, False, False]
+    assert np.array_equal(place[4], place[5])
+    assert np.array_equal(place[4], place[6])
+
+
+def test_times_of_many_products_are_told_by_the_nearest() -> None:
+    """Each kernel has its own difference, the same for all products: found again with NEAREST times and with more."""
+    draw = np.random.default_rng(0)
+    kernels = kernel_places(0, *3 * draw.standard_normal((8, 30)), waves=1)
+    own = 0.07 * draw.standard_normal(30)
+    sizes = 2.0 ** draw.uniform(8, 9, (60, 3))
+    products = product_places(*sizes.astype(int).T, False)
+    of, kernel = np.repeat(np.arange(60), 30), np.tile(np.arange(30), 60)
+    one_missing = ~((of == 7) & (kernel == 3))
+    nearby = Nearby(
+        products, of[one_missing], kernels[kernel[one_missing]], own[kernel[one_missing]], np.ones(60 * 30 - 1)
+    )
+    off, deviation = nearby.expected(products[7], kernels)
+    np.testing.assert_allclose(off, own, atol=0.02)
+    assert deviation.max() < 0.05
+    _, unknown = nearby.expected(products[7], kernel_places(1, *[0] * 8, waves=1)[None])
+    assert unknown > 1.5 * deviation.max()
 
 
 def test_a_width_of_no_whole_panels_costs_more_where_b_is_stored_by_rows() -> None:
@@ -260,10 +285,10 @@ def test_a_gpu_without_a_file_has_the_modelled_one_s() -> None:
 def test_a_damaged_file_of_costs_is_named(
     change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = json.loads((kernel_cost.FOLDER / "nvidia-h200.json").read_text())
+    whole = json.loads((estimates.FOLDER / "nvidia-h200.json").read_text())
     path = tmp_path / "nvidia-h200.json"
     path.write_text(json.dumps(whole | change))
-    monkeypatch.setattr(kernel_cost, "FOLDER", tmp_path)
+    monkeypatch.setattr(estimates, "FOLDER", tmp_path)
     with pytest.raises(DamagedFile, match=r"nvidia-h200\.json is damaged"):
         cost_file.__wrapped__("NVIDIA H200")
     path.unlink()

@@ -10,6 +10,7 @@ import pytest
 import tvm
 
 from support.cases import hopper
+from support.estimated import only_kernels_of
 from tensorir_ladder.emulator import EmulatedProgram
 from tensorir_ladder.kernels.codegen.host_code import launch_plan
 from tensorir_ladder.kernels.codegen.lowering import generate
@@ -18,7 +19,6 @@ from tensorir_ladder.schedules.rules import NotTaken
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.choice import Setting, choose
 from tensorir_ladder.torch_ops.few_rows import Streamed, streams
-from tensorir_ladder.torch_ops.kernel_cost import Costs
 
 SLOW = pytest.mark.emulator
 H200 = hopper(name="NVIDIA H200")
@@ -78,7 +78,7 @@ def test_results_are_those_of_float64(problem: Matmul, finish: Epilogue) -> None
 
 
 def test_only_dense_operands_of_few_rows_or_columns_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Costs, "exchanged_choice", lambda *_: (math.inf, None, 0))
+    only_kernels_of(monkeypatch, "menu")
     few, many = Matmul(2, 4096, 4096, "float16", "nt"), Matmul(9, 4096, 4096, "float16", "nt")
     assert choose(few, H200, dense=True) == Streamed()
     assert choose(Matmul(4096, 2, 4096, "float16", "nt"), H200, dense=True) == Streamed()

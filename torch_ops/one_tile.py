@@ -45,8 +45,8 @@ UPRIGHT_NAME = re.compile(rf"{UPRIGHT} {SIZES}/(?P<groups>\d)x1/{SHARED}")
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 
-class ExchangedRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Constants of :func:`exchanged_microseconds`, as those of :class:`.kernel_cost.KernelRates`.
+class OneTileRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Constants of :func:`one_tile_microseconds`, as those of :class:`.kernel_cost.KernelRates`.
 
     ``sharing`` more for clusters that share loads, and ``arriving_bytes`` of a multiprocessor, which they do not spare;
     ``zeros``, bytes of rows beyond a matrix; ``turn`` of a k tile through its stage; ``straddling`` and ``lines`` are
@@ -189,8 +189,8 @@ def across_lines(row: Any, width: Any, straddling: float, lines: float) -> Any:
     )
 
 
-def exchanged_microseconds(
-    tiles: _Tiles, m: Any, n: Any, k: Any, nt: Any, multiprocessors: int, rates: ExchangedRates
+def one_tile_microseconds(
+    tiles: _Tiles, m: Any, n: Any, k: Any, nt: Any, multiprocessors: int, rates: OneTileRates
 ) -> np.ndarray:
     """Return about how long a product takes by each tile; infinite where it cannot.
 
@@ -232,7 +232,7 @@ def exchanged_microseconds(
     return np.where((k >= t.shortest) | ~t.split, us, np.inf)
 
 
-def exchanged_stages(problem: Matmul, place: int, multiprocessors: int) -> int:
+def one_tile_stages(problem: Matmul, place: int, multiprocessors: int) -> int:
     """Return the stages of a product's tile: fewer where a multiprocessor has several blocks."""
     tile = all_tiles().at(np.array([place]))
     on_each, _ = _spread(tile, tile.blocks(problem.m, problem.n), multiprocessors)

@@ -1,0 +1,241 @@
+"""What a product takes by every kernel that the call may take: formulas, corrected by what was measured.
+
+A GPU's file (``costs/``) has the formulas' constants, and the times that these were fitted to: of kernels on shapes
+drawn for that (``ladder menu``). Of the kernels that :mod:`.kernel_cost` and :mod:`.one_tile` put first, each is
+corrected by what the times of products near by were beside the formulas (:mod:`.nearby`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
+from tensorir_ladder.torch_ops.errors import DamagedFile
+from tensorir_ladder.torch_ops.few_rows import Streamed
+from tensorir_ladder.torch_ops.kernel_cost import (
+    LINE,
+    Forms,
+    KernelRates,
+    KTile,
+    Positive,
+    microseconds,
+    streaming_microseconds,
+)
+from tensorir_ladder.torch_ops.nearby import Nearby, by_the_eight, kernel_places, product_places
+from tensorir_ladder.torch_ops.one_tile import (
+    MOST_RESULTS,
+    OneTileRates,
+    all_tiles,
+    one_tile_microseconds,
+)
+from tensorir_ladder.torch_ops.rates import MODELLED, read
+
+if TYPE_CHECKING:
+    from tensorir_ladder.torch_ops.choice import Choice
+
+FOLDER = Path(__file__).parent / "costs"
+CORRECTED = 40  # kernels of each formula that it puts first: these are corrected
+CAUTION = 1.0  # standard deviations that a kernel counts as slower than is likely: of many guesses the least is low
+RING, ROLES, EXCHANGED, UPRIGHT, STREAMED = range(5)  # families of kernels, of which none says anything of another's
+
+Extent = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+
+
+class MeasuredShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Times of kernels for one product: places in the file's list of kernels, and microseconds."""
+
+    m: Extent
+    n: Extent
+    k: Extent
+    layout: str
+    times: Annotated[tuple[tuple[int, Positive], ...], msgspec.Meta(min_length=1)]
+
+    def __post_init__(self) -> None:
+        if self.layout not in LAYOUTS:
+            raise ValueError(f"no layout {self.layout!r}")
+
+
+class CostFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A GPU's constants, the kernels that were measured, by their names, and on what shapes.
+
+    Of step 12's kernels whose constants are ``one_tile``, names say the tile alone.
+    """
+
+    gpu: str
+    origin: str
+    rates: KernelRates
+    one_tile: OneTileRates
+    kernels: tuple[str, ...]
+    shapes: tuple[MeasuredShape, ...]
+
+    def __post_init__(self) -> None:
+        if not all(0 <= place < len(self.kernels) for shape in self.shapes for place, _ in shape.times):
+            raise ValueError("times of a kernel that is not listed")
+        self.tiles  # noqa: B018 - a tile that does not parse is an error of the file
+
+    @property
+    def tiles(self) -> list[int | None]:
+        """The places of the kernels' tiles among :func:`.one_tile.all_tiles`; None of other kernels."""
+        return [all_tiles().place(name) for name in self.kernels]
+
+
+@functools.cache
+def cost_file(gpu: str) -> CostFile:
+    """Read a GPU's file, or that of ``rates.MODELLED`` where it has none; DamagedFile names a bad one."""
+    files = {file.gpu: file for file in (read(path, CostFile) for path in sorted(FOLDER.glob("*.json")))}
+    if MODELLED not in files:
+        raise DamagedFile(f"{FOLDER} has no file of the {MODELLED}; restore it from git, or install the package again")
+    return files.get(gpu, files[MODELLED])
+
+
+class Times(NamedTuple):
+    """Microseconds of a product, infinite where a kernel cannot: by each of the menu, and by each tile of step 12's."""
+
+    menu: np.ndarray
+    tiles: np.ndarray
+
+
+class Estimates:
+    """Estimate what products take on a GPU by each of the menu, ``kernels``, and by each of :func:`.all_tiles`."""
+
+    def __init__(self, choices: Sequence[Choice], file: CostFile, multiprocessors: int) -> None:
+        self.kernels: list[Choice | Streamed] = [*choices, Streamed()]
+        self.forms, self.one_tile = Forms(choices, file.rates, multiprocessors), file.one_tile
+        self._k_tile = functools.cache(functools.partial(KTile, self.forms))
+        self._remember(file)
+
+    def times(self, problem: Matmul, batch: int = 1, streamed: bool = False, one_tile: bool = True) -> Times:
+        """Estimate microseconds of ``batch`` products; of ``one_tile`` each only where that is asked for.
+
+        The CORRECTED kernels that each formula puts first are corrected by what was measured, and all others left
+        behind them; what one was measured to take for this very product, rows by the eight, stands. ``streamed`` allows
+        the kernel that streams weights. Nothing was measured of batches.
+        """
+        m, n, k, nt = problem.m, problem.n, problem.k, problem.layout == "nt"
+        forms, few = self.forms, streaming_microseconds(m, n, k, nt, self.forms.rates)
+        menu = np.append(microseconds(forms, self._k_tile(n % LINE, k % LINE, nt), m, n, k, batch), few)
+        if not streamed:
+            menu[-1] = np.inf
+        tiles = np.full(len(all_tiles().width), np.inf)
+        if one_tile and m * n <= MOST_RESULTS:
+            tiles = one_tile_microseconds(all_tiles(), m, n, k, nt, forms.multiprocessors, self.one_tile)
+        if batch == 1 and self._nearby is not None:
+            self._correct(problem, menu, tiles)
+        return Times(menu, tiles)
+
+    def _correct(self, problem: Matmul, menu: np.ndarray, tiles: np.ndarray) -> None:
+        m, n, k, nt = problem.m, problem.n, problem.k, problem.layout == "nt"
+        first, of_tiles = _first(menu), _first(tiles)
+        first = np.sort(first)  # that which streams weights is the last of the menu
+        places = np.concatenate([self._place_menu(first, m, n), self._place_tiles(of_tiles, m, n)])
+        off, deviation = self._nearby.expected(product_places(m, n, k, nt), places)
+        factors = np.exp(off + CAUTION * deviation)
+        for times, corrected, by in ((menu, first, factors[: len(first)]), (tiles, of_tiles, factors[len(first) :])):
+            if len(corrected):
+                found = times[corrected] * by
+                np.maximum(times, found.max(), out=times)
+                times[corrected] = found
+        for place, us in self._taken.get(_product(m, n, k, nt), ()):
+            times, at = (menu, place) if place < len(menu) else (tiles, place - len(menu))
+            if np.isfinite(times[at]):  # what may be taken here
+                times[at] = us
+
+    def _place_menu(self, at: np.ndarray, m: Any, n: Any) -> np.ndarray:
+        """Place kernels of the menu for one product, or one for each; that which streams weights only at the end."""
+        tiled = at[at < len(self.kernels) - 1]
+        m, n = (np.broadcast_to(each, len(at))[: len(tiled)] for each in (m, n))
+        f = self.forms.at(tiled)
+        sizes = (np.log2(each) for each in (f.block_m, f.block_n, f.block_k))
+        clusters, family = (np.log2(f.down), np.log2(f.across)), np.where(f.ring, RING, ROLES)
+        found = kernel_places(family, *sizes, 1, *clusters, f.cuts, f.stays, waves=f.tiles_of(m, n) / f.workers)
+        streamed = kernel_places(STREAMED, 0, 0, 0, 1, 0, 0, 0, 0, waves=1)
+        return np.concatenate([found, np.broadcast_to(streamed, (len(at) - len(tiled), found.shape[1]))])
+
+    def _place_tiles(self, at: np.ndarray, m: Any, n: Any) -> np.ndarray:
+        """Place tiles of step 12 for one product, or one for each."""
+        t = all_tiles().at(at)
+        sizes = (np.log2(each) for each in (t.rows, t.columns, t.depth))
+        clusters, family = (np.log2(t.down), np.log2(t.across)), np.where(t.upright, UPRIGHT, EXCHANGED)
+        waves = t.blocks(m, n) / self.forms.multiprocessors
+        return kernel_places(family, *sizes, t.parts, *clusters, 0, 0, waves=waves)
+
+    def _remember(self, file: CostFile) -> None:
+        """Keep a file's times, as they are and beside the formulas."""
+        taken = self._taken_from(file)
+        self._taken: dict[tuple[int, int, int, bool], list[tuple[int, float]]] = {}
+        for product, at, us in zip(map(_product, *taken.sizes), taken.at.tolist(), taken.us.tolist()):
+            self._taken.setdefault(product, []).append((at, us))
+        # The menu's come first, then those of streamed weights, then those of tiles.
+        streamed, tiles = np.searchsorted(taken.at, (len(self.kernels) - 1, len(self.kernels)))
+        of_menu, of_streamed, of_tiles = taken.part(0, streamed), taken.part(streamed, tiles), taken.part(tiles, None)
+        (m, n, k, nt), forms = of_menu.sizes, self.forms.at(of_menu.at)
+        tile = of_tiles.at - len(self.kernels)
+        guessed = (
+            microseconds(forms, KTile(forms, n, k, nt), m, n, k),
+            streaming_microseconds(*of_streamed.sizes, self.forms.rates),
+            one_tile_microseconds(all_tiles().at(tile), *of_tiles.sizes, self.forms.multiprocessors, self.one_tile),
+        )
+        beside = taken.us / np.concatenate(guessed)
+        known = beside > 0  # else a formula excludes the kernel: infinite; another version has timed it
+        places = (
+            self._place_menu(taken.at[:tiles], *taken.part(0, tiles).sizes[:2]),
+            self._place_tiles(tile, *of_tiles.sizes[:2]),
+        )
+        least = np.full(len(file.shapes), np.inf)
+        np.minimum.at(least, taken.of, taken.us)
+        slower = taken.us / least[taken.of]
+        products = product_places(*_sizes(file.shapes))
+        of, kernels = taken.of[known], np.concatenate(places)[known]
+        self._nearby = Nearby(products, of, kernels, np.log(beside[known]), slower[known]) if known.any() else None
+
+    def _taken_from(self, file: CostFile) -> _Taken:
+        """Read a file's times of kernels that are offered, in the order of these."""
+        names, count = {str(kernel): place for place, kernel in enumerate(self.kernels)}, len(self.kernels)
+        place = np.array(
+            [names.get(name, -1) if tile is None else count + tile for name, tile in zip(file.kernels, file.tiles)], int
+        )
+        times = [(row, kernel, us) for row, shape in enumerate(file.shapes) for kernel, us in shape.times]
+        of, kernel, us = map(np.array, zip(*times)) if times else (np.zeros(0, int), np.zeros(0, int), np.zeros(0))
+        order = np.argsort(place[kernel], kind="stable")
+        order = order[place[kernel[order]] >= 0]
+        return _Taken(of[order], place[kernel[order]], us[order], [size[of[order]] for size in _sizes(file.shapes)])
+
+
+class _Taken(NamedTuple):
+    """Times of a file, an element each: of which of its shapes, by which kernel, microseconds, and m, n, k and nt.
+
+    Kernels are places in the menu, or behind it those of tiles.
+    """
+
+    of: np.ndarray
+    at: np.ndarray
+    us: np.ndarray
+    sizes: Sequence[np.ndarray]
+
+    def part(self, first: int, end: int | None) -> _Taken:
+        """Return some in a row."""
+        some = slice(first, end)
+        return _Taken(self.of[some], self.at[some], self.us[some], [size[some] for size in self.sizes])
+
+
+def _sizes(shapes: Sequence[MeasuredShape]) -> list[np.ndarray]:
+    """Return m, n, k, and whether B is stored transposed, of all shapes."""
+    extents = [np.array([getattr(shape, side) for shape in shapes], int) for side in "mnk"]
+    return [*extents, np.array([shape.layout == "nt" for shape in shapes], bool)]
+
+
+def _product(m: int, n: int, k: int, nt: bool) -> tuple[int, int, int, bool]:
+    """Tell products apart for which a kernel takes different times."""
+    return int(by_the_eight(m)), int(n), int(k), bool(nt)
+
+
+def _first(times: np.ndarray) -> np.ndarray:
+    """Return the places of the CORRECTED least times, of those that are finite."""
+    first = np.argpartition(times, min(CORRECTED, len(times) - 1))[:CORRECTED]
+    return first[np.isfinite(times[first])]

@@ -1,0 +1,114 @@
+"""What kernels take beside a formula, told by what others took: Gaussian process regression.
+
+The logarithm of a time over the formula's is taken for a sum of four: what all kernels differ by for a product, and one
+kernel by itself, both alike for products near each other; what one differs by for this very product; and the time's own
+error. Kernels differ alike where they are near each other. The nearest times then say the likeliest
+difference of any kernel for any product, and how sure that is (Rasmussen and Williams, Gaussian Processes for Machine
+Learning, 2006, equations 2.23 and 2.24). Its constants are the likeliest for the H200's times (their section 5.4.1).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tensorir_ladder.torch_ops.one_tile import SECTOR
+
+LINE, EIGHT = 64, 8  # elements of a cache line; rows that come to a kernel at once
+FEWEST_ROWS = 16  # fewer cost the same
+NEAREST = 320  # times that are asked: more say little more, and take longer
+# How far products are from each other: doublings of m, n and k; rows that lie across cache lines, B's as A's; rows
+# that begin within sectors of them.
+M, N, K, LINES, SECTORS = 1.37, 1.35, 1.14, 0.87, 2.13
+# And kernels: doublings of a tile's rows, columns and k steps, parts of the reduction, doublings of a cluster's blocks
+# down and across, a last wave that is cut, blocks that stay, doublings of the waves of tiles, and of those that the
+# last one, not filled, takes the place of.
+KERNEL = np.array([0.62, 0.5, 0.39, 2.13, 0.7, 0.74, 0.91, 0.53, 1.08, 3.44])
+ANOTHER = 100.0  # as far as kernels are apart that say nothing of each other
+# Standard deviations, and how far they are alike.
+COMMON, COMMON_FAR = 0.062, 3.1
+OWN, OWN_FAR = 0.075, 4.0
+SAME, SAME_FAR = 0.039, 0.1
+ERROR, SLOW_ERROR, SLOWEST = 0.024, 0.154, 3.0  # of a time; more for each time that it is the shape's fastest; at most
+
+
+def by_the_eight(m: Any) -> Any:
+    """Round rows up to what kernels take: beyond eight they come by the eight."""
+    return np.where(np.asarray(m) <= EIGHT, m, -(-np.asarray(m) // EIGHT) * EIGHT)
+
+
+def product_places(m: Any, n: Any, k: Any, nt: Any) -> np.ndarray:
+    """Place products, a row each: numbers or arrays of sizes, and of whether B is stored transposed."""
+    along = np.where(nt, k, n)  # a row of B
+    flags = [LINES * np.asarray(flag) for flag in (nt, np.mod(n, LINE) != 0, np.mod(k, LINE) != 0)]
+    flags += [SECTORS * (np.mod(row, SECTOR) != 0) for row in (along, k)]
+    sizes = M * np.log2(np.maximum(by_the_eight(m), FEWEST_ROWS)), N * np.log2(n), K * np.log2(k)
+    return np.stack(np.broadcast_arrays(*sizes, *flags), axis=-1)
+
+
+def kernel_places(family: Any, *kind: Any, waves: Any) -> np.ndarray:
+    """Place kernels, a row each: which family, of which others say nothing, what KERNEL lists, and waves of tiles."""
+    unfilled = np.where(np.asarray(waves) < 1, 1, np.ceil(waves) / waves)
+    scaled = (
+        far * np.asarray(each) for far, each in zip(KERNEL, (*kind, np.log2(waves), np.log2(unfilled)), strict=True)
+    )
+    return np.stack(np.broadcast_arrays(ANOTHER * np.asarray(family), *scaled), axis=-1)
+
+
+class Nearby:
+    """Tell kernels' differences from a formula by what was measured.
+
+    Of ``products``, a row each, times are given: of which product (``of``, its row), of which kernel, the logarithm of
+    the time over the formula's (``off``), and how many times the product's fastest it is (``slower``).
+    """
+
+    def __init__(
+        self, products: np.ndarray, of: np.ndarray, kernels: np.ndarray, off: np.ndarray, slower: np.ndarray
+    ) -> None:
+        order = np.argsort(of, kind="stable")
+        self.products, self.kernels, self.off = products, kernels[order], off[order]
+        self.errors = (ERROR**2 + (SLOW_ERROR * (np.minimum(slower, SLOWEST) - 1)) ** 2)[order]
+        self.counts = np.bincount(of, minlength=len(products))
+        self.ends = np.cumsum(self.counts)
+
+    def expected(self, product: np.ndarray, kernels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return what the logarithms of kernels' times for a product should differ by from the formula's.
+
+        And their standard deviations: those of a guess where nothing was measured near by. Only the times of the
+        nearest products are asked, some NEAREST of them.
+        """
+        apart = _apart(self.products, product[None])[:, 0]
+        nearest = np.argsort(apart)
+        nearest = nearest[: np.searchsorted(np.cumsum(self.counts[nearest]), NEAREST) + 1]
+        counts = self.counts[nearest]
+        first = np.repeat(self.ends[nearest] - counts - (np.cumsum(counts) - counts), counts)
+        times = first + np.arange(len(first))
+        of, known = np.repeat(np.arange(len(nearest)), counts), self.kernels[times]
+        common, own = _alike(apart[nearest])
+        between = common[of, None] + own[of, None] * _alike_kernels(known, kernels)
+        places = self.products[nearest]
+        common, own = (each[of[:, None], of] for each in _alike(_apart(places, places)))
+        among = common + own * _alike_kernels(known, known)
+        among[np.diag_indices(len(among))] += self.errors[times]
+        solved = np.linalg.solve(among, np.column_stack([self.off[times], between]))
+        least = COMMON**2 + OWN**2 + SAME**2 - np.einsum("ij,ij->j", between, solved[:, 1:])
+        return between.T @ solved[:, 0], np.sqrt(np.maximum(least, 0.0))
+
+
+def _alike(apart: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return covariances of products so far apart (squared): of what all kernels differ by, and of each one's own."""
+    common = COMMON**2 * np.exp((-0.5 / COMMON_FAR**2) * apart)
+    own = OWN**2 * np.exp((-0.5 / OWN_FAR**2) * apart)
+    return common, own + SAME**2 * np.exp((-0.5 / SAME_FAR**2) * apart)
+
+
+def _alike_kernels(ones: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Return what part of each kernel's own difference is another's."""
+    return np.exp(-0.5 * _apart(ones, others))
+
+
+def _apart(ones: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Return squared distances of each row from each other's."""
+    squared = (ones**2).sum(1)[:, None] + (others**2).sum(1) - 2 * (ones @ others.T)
+    return np.maximum(squared, 0.0)
