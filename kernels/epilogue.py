@@ -40,9 +40,10 @@ def check_taken(problem: Matmul, remedy: str = tma.ALIGNING_STEP) -> None:
 
 
 def can_store_by_tma(problem: Matmul, tile: TmaTile) -> bool:
-    """Tell whether results can leave by TMA: 16 bits each, rows it can step over, instructions of whole boxes.
+    """Tell whether results can leave by TMA: 16 bits each, rows it can step over.
 
-    Kernels with roles let boxes share columns, or have one narrower box.
+    Of kernels without roles also instructions of whole boxes: those with roles let boxes share columns, or have one
+    narrower box.
     """
     fits = tile.group_n % PANEL == 0 or isinstance(tile, RoleTile)
     return problem.out_dtype in PTX_TYPES and tma.rows_fit(problem.n, problem.out_dtype) and fits
@@ -70,9 +71,8 @@ def write_box(
     """
     row_tile, column = product.box_place(box)
     start = (row_tile * product.columns + column) // 4
-    for left in range(product.box_columns, 0, -16):
-        square = (product.box_columns - left) // 16
-        eights = 4 if left >= 16 else 2  # squares of 8 × 8
+    for square in range(-(-product.box_columns // 16)):
+        eights = 2 * min(2, product.box_columns // 8 - 2 * square)  # squares of 8 × 8: four, or two at an odd edge
         registers = (packed[start + square * 4 + i] for i in range(eights))
         place = into.ptr_to([first + piece_of(square, warp, lane)])
         T.evaluate(T.ptx[f"stmatrix.sync.aligned.m8n8.x{eights}.shared.b16"](place, *registers))

@@ -39,7 +39,10 @@ class Panels(isa.Panels):
         return (self.rows // 8 if self.shares_rows(blocks) else self.count) % blocks == 0
 
     def shares_rows(self, blocks: int) -> bool:
-        """Return whether a share is some rows of every panel, not some of the panels: where these run along n."""
+        """Return whether a share is some rows of every panel.
+
+        Else it is some of the panels: of those along n, where all are whole and divide evenly.
+        """
         return self.major == "k" or self.count % blocks != 0 or self.edge > 0
 
     def check_shares(self, blocks: int) -> None:
@@ -138,12 +141,8 @@ class TileProduct:
         """Return the bytes that make a stage full: both operands', less those of columns that a last panel lacks."""
         return self.a.loaded_bytes + self.b.loaded_bytes
 
-    def load_rows(self, of_a: int, of_b: int) -> tuple[int, int]:
-        """Return the rows of A's and B's boxes where so many blocks load a share of them each."""
-        return self.a.box_rows(of_a), self.b.box_rows(of_b)
-
     @property
-    def b_panels(self) -> int:
+    def b_columns(self) -> int:
         """Columns of B that panels along n have; a whole panel's where they run along k."""
         return PANEL if self.b.major == "k" else self.b.extent
 
@@ -176,19 +175,16 @@ class TileProduct:
         ring: Buffer,
         stage: Expr,
         full: Barriers,
-        share: Expr = 0,
-        blocks: int = 1,
     ) -> None:
         """Emit one thread's loads of a k tile into a stage, which is full with the bytes of both operands.
 
-        ``place`` is the tile's row of A, its column of B, and where it begins along k; of B a cluster's blocks load a
-        ``share`` each (:meth:`Panels.load`).
+        ``place`` is the tile's row of A, its column of B, and where it begins along k.
         """
         row, column, step = place
         first = stage * self.stage_bytes
         full.expect(stage, self.loaded_bytes)
         self.a.load(matrices.a_map, row, step, ring, first, full.at(stage))
-        self.b.load(matrices.b_map, column, step, ring, first + self.a.bytes, full.at(stage), share, blocks)
+        self.b.load(matrices.b_map, column, step, ring, first + self.a.bytes, full.at(stage))
 
     def moved(self, descriptor: Expr, stage: Expr, offset: int) -> Expr:
         """A descriptor of stage 0, moved to an offset in another stage: addresses are in units of 16 bytes."""

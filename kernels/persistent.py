@@ -21,11 +21,11 @@ from tensorir_ladder.kernels.roles import (
     RoleBlock,
     SharedRing,
     begin_after_last,
-    divides,
     end_together,
     give_up_registers,
     let_next_begin,
     load_together,
+    loaded_rows,
     take_registers,
 )
 from tensorir_ladder.kernels.short_stack import on_a_short_stack
@@ -52,7 +52,7 @@ def persistent(
     blocks: int = 1,
     stream_k: bool = True,
     overlapped: bool = False,
-    beside: bool = False,
+    next_at_once: bool = False,
     bounded: bool = False,
     group: int = 16,
     stamps: Stamps | None = None,
@@ -75,14 +75,15 @@ def persistent(
 
     The ring never runs dry between tiles, and the tensor cores have work while results leave. Which pieces there are
     says :func:`kernels.stream_k.plan_for` for as many blocks as ``machine`` runs at once (``stream_k`` off: whole
-    tiles only). Helpers leave ``sums`` (float32) and
-    ``flags`` (int32, zeros before the first call and after each) for owners: an element each where nothing is cut.
+    tiles only). Helpers leave ``sums`` (float32) and ``flags`` (int32, zeros before the first call and after each) for
+    owners: an element each where nothing is cut.
 
     ``overlapped`` blocks begin while the kernel before in the stream still runs, where it leaves them room: barriers
     are ready when it ends, and all wait for that before they touch memory (programmatic dependent launch; the function
     says so in its attribute :data:`kernels.roles.OVERLAPS`). The next kernel's may begin once this one's last products
-    are issued, or from the start, ``beside`` it. That pays only where the GPU has places for all blocks of both: else
-    they take what places are left, unevenly, and an H200 takes up to 1.25 times as long.
+    are issued; with ``next_at_once``, which is nothing without ``overlapped``, from the start. At once pays only where
+    the GPU has places for all blocks of both: else they take what places are left, unevenly, and an H200 takes up to
+    1.25 times as long.
 
     ``blocks`` of 2 are clusters: two blocks, one above the other, each load half of their common B tile, for both
     (TMA multicast). The two blocks of a :class:`kernels.tiles.ClusterTile` load what they have in common, as in
@@ -123,13 +124,11 @@ def persistent(
             value=f"rows of {problem.n} of {problem.out_dtype}",
             remedy="give 16-bit results and rows of multiples of 16 bytes",
         )
-    of_a, of_b = tile.cluster[1], tile.cluster[0] * blocks
-    load_rows = product.load_rows(*((of_a, of_b) if blocks > 1 or divides(product, of_a, of_b) else (1, 1)))
-    box_rows = (*load_rows, WGMMA_ROWS if by_tma else None)
-    columns = {"b_panels": product.b_panels, "c_columns": product.box_columns}
+    down, across = tile.cluster[0] * blocks, tile.cluster[1]
+    box_rows = (*loaded_rows(product, across, down), WGMMA_ROWS if by_tma else None)
+    columns = {"b_columns": product.b_columns, "c_columns": product.box_columns}
     known = plan_for(problem, tile, machine, blocks, stream_k)
     early = known.shortest  # k tiles beside which results leave
-    down, across = tile.cluster[0] * blocks, tile.cluster[1]
     tile_columns = -(-problem.n // (tile.block_n * across))
     stages = max(FEWEST_STAGES, min(stages, known.k_tiles))
     pieces = most_pieces(problem, tile, machine) if any_rows else known.pieces
@@ -137,7 +136,7 @@ def persistent(
     workers = machine.multiprocessors if any_rows else known.workers
     floats = room * PartialSums.floats(product.registers, tile.consumers)
     residual = Residual(problem, tile, product) if finish.residual else None
-    at_end = overlapped and not beside
+    at_end = overlapped and not next_at_once
     log = Log(stamps, ("producer", *(f"consumer {number}" for number in range(tile.consumers))))
 
     @T.prim_func
@@ -167,7 +166,7 @@ def persistent(
         log.clocks("begin", here.number, here.thread == 0)
         shared.begin(here)
         if overlapped:
-            begin_after_last(beside)
+            begin_after_last(next_at_once)
         high = T.meta_var(TileRows(rows, tile.block_m).count if any_rows else known.tiles // tile_columns)
         plan = T.meta_var(known_at_run_time(known, workers, high * tile_columns, helpers, cut) if any_rows else known)
         work = Pieces(plan, here.number // total)
@@ -184,11 +183,8 @@ def persistent(
                     for k_tile in T.serial(work.count):
                         loads.wait("empty", shared.empty, fill, k_tile, "producer")
                         corner = T.meta_var((row, column, (work.first + k_tile) * tile.block_k))
-                        if tile.shared_by == 1:
-                            product.load(matrices, corner, shared.ring, fill.stage, shared.full, here.member, blocks)
-                        else:
-                            turns = T.meta_var((here.of_its_rows, here.of_its_columns))
-                            load_together(product, matrices, corner, shared, fill.stage, k_tile, *turns)
+                        sharing = T.meta_var((here.of_its_rows, here.of_its_columns))
+                        load_together(product, matrices, corner, shared, fill.stage, k_tile, *sharing)
                         loads.mark("load issued", k_tile)
                         fill.advance()
                     if finish.residual:

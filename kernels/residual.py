@@ -35,7 +35,7 @@ class Residual:
         whole = tile.block_n % PANEL == 0
         if tile.warpgroups[1] > 1 or not whole or not epilogue.can_store_by_tma(problem, tile):
             raise IllegalWorkload(
-                "a residual is added where results leave by TMA, by warpgroups below each other",
+                "a residual is added where results leave by TMA, in whole panels, by warpgroups below each other",
                 value=f"rows of {problem.n} of {problem.out_dtype}, tile {tile}",
                 limit="16-bit results, rows of multiples of 16 bytes, one warpgroup across, columns by the 64",
                 remedy="choose another tile, or add it afterwards",

@@ -38,18 +38,18 @@ def take_registers(tile: RoleTile) -> None:
     T.evaluate(T.ptx["setmaxnreg.inc.sync.aligned.u32"](tile.consumer_share))
 
 
-def begin_after_last(beside: bool) -> None:
+def begin_after_last(next_at_once: bool) -> None:
     """Emit the wait until the kernel before in the stream has ended, whose blocks may still run when these begin.
 
-    ``beside`` also lets the next kernel's blocks begin at once; else :func:`let_next_begin` is said later.
+    ``next_at_once`` also lets the next kernel's blocks begin; else :func:`let_next_begin` is said later.
     """
     T.evaluate(T.ptx.griddepcontrol.wait())
-    if beside:
+    if next_at_once:
         let_next_begin()
 
 
 def let_next_begin() -> None:
-    """Emit the word that blocks of the next kernel in the stream may begin, once all of this one's have said so."""
+    """Emit the word that the next kernel's blocks may begin, once all of this one's have said so or ended."""
     T.evaluate(T.ptx.griddepcontrol.launch_dependents())
 
 
@@ -181,12 +181,18 @@ class SharedRing:
         begin_together(here.cluster)
 
 
-def divides(product: WarpgroupProduct, of_a: int, of_b: int) -> bool:
-    """Tell whether blocks that share A, so many, or B divide each k tile's loads; else they take whole ones in turn.
+def loads_shares(product: WarpgroupProduct, blocks_of_a: int, blocks_of_b: int) -> bool:
+    """Tell whether blocks that read the same A, so many, or the same B, load a share of each k tile of it.
 
-    What they load at a time is less then, and arrives more evenly. In clusters both ways, turns are faster.
+    Else they load whole ones in turn. Shares arrive more evenly; in clusters both ways turns are faster.
     """
-    return min(of_a, of_b) == 1 and product.a.shares(of_a) and product.b.shares(of_b)
+    return min(blocks_of_a, blocks_of_b) == 1 and product.a.shares(blocks_of_a) and product.b.shares(blocks_of_b)
+
+
+def loaded_rows(product: WarpgroupProduct, blocks_of_a: int, blocks_of_b: int) -> tuple[int, int]:
+    """Return the rows of the boxes of A and of B by which :func:`load_together` loads."""
+    shares = loads_shares(product, blocks_of_a, blocks_of_b)
+    return product.a.box_rows(blocks_of_a if shares else 1), product.b.box_rows(blocks_of_b if shares else 1)
 
 
 @T.inline
@@ -194,13 +200,13 @@ def load_together(product, maps, corner, shared, stage, k_tile, of_a, of_b):
     """Emit one thread's loads of this block's part of a k tile, for all blocks that read the same.
 
     ``of_a`` and ``of_b`` are the :class:`Multicast` of either operand: a share of it each, or the whole where it is the
-    block's turn (:func:`divides`). The block's own stage is full with the bytes of both, whoever loads them.
+    block's turn (:func:`loads_shares`). The block's own stage is full with the bytes of both, whoever loads them.
     """
     first = T.meta_var(stage * product.stage_bytes)
     second = T.meta_var(first + product.a.bytes)
     full = T.meta_var(shared.full.at(stage))
     shared.full.expect(stage, product.loaded_bytes)
-    if divides(product, of_a.blocks, of_b.blocks):
+    if loads_shares(product, of_a.blocks, of_b.blocks):
         product.a.load(maps.a_map, corner[0], corner[2], shared.ring, first, full, of_a.place, of_a.blocks, of_a)
         product.b.load(maps.b_map, corner[1], corner[2], shared.ring, second, full, of_b.place, of_b.blocks, of_b)
     else:

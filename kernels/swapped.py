@@ -24,11 +24,11 @@ from tensorir_ladder.kernels.roles import (
     RoleBlock,
     SharedRing,
     begin_after_last,
-    divides,
     end_together,
     give_up_registers,
     let_next_begin,
     load_together,
+    loaded_rows,
     take_registers,
 )
 from tensorir_ladder.kernels.short_stack import on_a_short_stack
@@ -58,7 +58,7 @@ def swapped(
     stages: int,
     *,
     overlapped: bool = False,
-    beside: bool = False,
+    next_at_once: bool = False,
     bounded: bool = False,
     group: int = 16,
     stamps: Stamps | None = None,
@@ -75,11 +75,8 @@ def swapped(
     Roles, stages and waits are those of :func:`kernels.warp_specialized.warp_specialized`; sums are transposed on their
     way to shared memory (``stmatrix.trans``).
 
-    Where a tile has a ``cluster``, its blocks are output tiles beside and below each other. What they have in common
-    they load, a share each or whole k tiles in turn, for all that read it: rows of A for the blocks beside, columns of
-    B for those below. That spares the L2 cache reads, and rows that lie across its lines cost a load for all instead
-    of one each.
-    Blocks beyond the output take their turns like the others, and store nothing.
+    Where a tile has a ``cluster``, its blocks are output tiles beside and below each other, and share their loads as in
+    :func:`kernels.warp_specialized.warp_specialized`.
 
     Consumers of large tiles have registers that the producer gives up
     (:attr:`kernels.tiles.SwappedTile.roles_exchange`), and results lie in the ring's memory where that makes room for
@@ -91,10 +88,10 @@ def swapped(
     Blocks are small: a multiprocessor holds several (:meth:`kernels.tiles.SwappedTile.resident`), whose loads are on
     their way together.
 
-    ``overlapped`` is as in :func:`kernels.persistent.persistent`; ``bounded``, ``stamps`` and ``finish`` as in
-    :func:`kernels.warp_specialized.warp_specialized`. Results of 16 bits and rows of multiples of 16 bytes leave by
-    TMA, all others by threads: also those of an output, and a bias, of fewer ``columns`` than the product, whose B was
-    copied to longer rows; 0 says that there are as many.
+    ``overlapped`` and ``next_at_once`` are as in :func:`kernels.persistent.persistent`; ``bounded``, ``stamps`` and
+    ``finish`` as in :func:`kernels.warp_specialized.warp_specialized`. Results of 16 bits and rows of multiples of 16
+    bytes leave by TMA, all others by threads: also those of an output, and a bias, of fewer ``columns`` than the
+    product, whose B was copied to longer rows; 0 says that there are as many.
 
     Raises
     ------
@@ -116,13 +113,13 @@ def swapped(
         raise IllegalTile(
             "more parts than the reduction has k tiles", value=parts, limit=k_tiles, remedy="choose fewer parts"
         )
-    load_rows = product.load_rows(*((down, across) if divides(product, down, across) else (1, 1)))
+    load_rows = loaded_rows(product, down, across)
     width = columns or problem.n
     by_tma = problem.out_dtype in PTX_TYPES and tma.rows_fit(width, problem.out_dtype)
-    stages = max(FEWEST_STAGES, min(stages, k_tiles))
+    stages = _stages_of(problem, tile, stages)
     itemsize = dtype_bytes(problem.dtype)
     resident, in_ring = tile.resident(itemsize, stages), tile.results_in_ring(itemsize, stages)
-    at_end = overlapped and not beside
+    at_end = overlapped and not next_at_once
     log = Log(stamps, ("producer", *(f"consumer {number}" for number in range(tile.consumers))))
 
     @T.prim_func
@@ -142,7 +139,7 @@ def swapped(
         log.clocks("begin", here.number, here.thread == 0)
         shared.begin(here)
         if overlapped:
-            begin_after_last(beside)
+            begin_after_last(next_at_once)
         number = T.meta_var(here.number // (parts * shared_by))
         place = T.meta_var(grouped(number, cluster_rows, cluster_columns, max(1, group // down)))
         row: T.let = (place[0] * down + here.below) * tile.block_m
@@ -158,11 +155,8 @@ def swapped(
                 for k_tile in T.serial(count):
                     loads.wait("empty", shared.empty, fill, k_tile, "producer")
                     corner = T.meta_var((column, row, (first + k_tile) * tile.block_k))
-                    if shared_by == 1:
-                        product.load(maps, corner, shared.ring, fill.stage, shared.full)  # returns at once
-                    else:
-                        turns = T.meta_var((here.of_its_columns, here.of_its_rows))
-                        load_together(product, maps, corner, shared, fill.stage, k_tile, *turns)
+                    sharing = T.meta_var((here.of_its_columns, here.of_its_rows))
+                    load_together(product, maps, corner, shared, fill.stage, k_tile, *sharing)  # returns at once
                     loads.mark("load issued", k_tile)
                     fill.advance()
             cluster.meet()
@@ -266,17 +260,23 @@ def swapped_cost(choice: Choice, problem: Matmul, machine: Machine) -> float:
 
 
 def fits_at_once(problem: Matmul, tile: SwappedTile, machine: Machine) -> bool:
-    """Tell whether each multiprocessor has one block at most: :func:`swapped` is then sooner done ``overlapped``.
-
-    Where there are more, blocks that begin early take places beside the last kernel's, and lie unevenly: measured, that
-    costs more than a launch.
-    """
+    """Tell whether each multiprocessor has one block at most."""
     return _blocks(problem, tile) <= _places(machine, tile.cluster_size)
 
 
 def fits_beside(problem: Matmul, tile: SwappedTile, stages: int, machine: Machine) -> bool:
-    """Tell whether all blocks of two launches have a place at once: those of the next may begin beside this one's."""
-    return fits_at_once(problem, tile, machine) and tile.resident(dtype_bytes(problem.dtype), stages) > 1
+    """Tell whether each multiprocessor has one block at most, and room for another: the next launch may begin at once.
+
+    Else blocks that begin early take places beside the last kernel's, unevenly, which costs more than to begin late.
+    """
+    resident = tile.resident(dtype_bytes(problem.dtype), _stages_of(problem, tile, stages))
+    return fits_at_once(problem, tile, machine) and resident > 1
+
+
+def _stages_of(problem: Matmul, tile: SwappedTile, stages: int) -> int:
+    """Return how many of so many stages a ring has: no more than there are k tiles."""
+    _, _, k_tiles = tile.counts(problem)
+    return max(FEWEST_STAGES, min(stages, k_tiles))
 
 
 def _blocks(problem: Matmul, tile: SwappedTile) -> int:

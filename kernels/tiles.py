@@ -235,7 +235,10 @@ class RoleTile(HopperTile):
             )
 
     def pool_bytes(self, itemsize: int, stages: int) -> int:
-        """Return the shared memory of the ring's stages alone, B's columns in whole panels if it is stored [k, n]."""
+        """Return the shared memory of the ring's stages alone.
+
+        With B's columns in whole panels, as one stored [k, n] takes: more than one stored [n, k] does.
+        """
         columns = -(-self.block_n // PANEL) * PANEL if self.reads_parts_of_panels else self.block_n
         return (self.block_m + columns) * self.block_k * itemsize * stages
 

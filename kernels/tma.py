@@ -107,7 +107,8 @@ class Edged(NamedTuple):
 
     def of(self, number: Expr) -> Edged:
         """Return those of one matrix of a batch."""
-        return Edged(self.whole and OneOf(self.whole, number), OneOf(self.edge, number))
+        whole = None if self.whole is None else OneOf(self.whole, number)
+        return Edged(whole, OneOf(self.edge, number))
 
 
 class Maps(NamedTuple):
@@ -143,7 +144,7 @@ class Matrices:
     """A kernel's operands and output, and their tensor maps; emit it before ``T.device_entry()``.
 
     ``pointers`` are the kernel's parameters, ``rows`` those of a TMA box of A, B and C; None leaves out C's map. Each
-    is a ``batch`` of matrices if that is not 1. C may have fewer ``columns`` than the product. ``b_panels`` are the
+    is a ``batch`` of matrices if that is not 1. C may have fewer ``columns`` than the product. ``b_columns`` are the
     columns of B, stored [k, n], that a tile has: more maps where they are no whole panels of 64 (:class:`Edged`).
     ``c_columns`` are those of C's boxes.
     """
@@ -155,7 +156,7 @@ class Matrices:
         rows: tuple[int, int, int | None],
         batch: int = 1,
         columns: int = 0,
-        b_panels: int = PANEL,
+        b_columns: int = PANEL,
         c_columns: int = PANEL,
     ) -> None:
         shapes = ((problem.m, problem.k), problem.b_shape, (problem.m, columns or problem.n))
@@ -168,8 +169,8 @@ class Matrices:
             IRBuilder.name(name, matrix)
         self.a, self.b, self.c = matched
         self.a_map = encode_map("a_map", self.a, rows[0])
-        whole = encode_map("b_map", self.b, rows[1]) if b_panels >= PANEL else None
-        edge = b_panels % PANEL
+        whole = encode_map("b_map", self.b, rows[1]) if b_columns >= PANEL else None
+        edge = b_columns % PANEL
         self.b_map = Edged(whole, encode_map("b_edge_map", self.b, rows[1], edge)) if edge else whole
         self.c_map = None if rows[2] is None else encode_map("c_map", self.c, rows[2], c_columns)
 

@@ -11,10 +11,11 @@ from tensorir_ladder.kernels.raster import grouped
 from tensorir_ladder.kernels.ring import Barriers, check_stages
 from tensorir_ladder.kernels.short_stack import on_a_short_stack
 from tensorir_ladder.kernels.stamps import Log, Stamps
-from tensorir_ladder.kernels.tiles import HopperTile
+from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
 from tensorir_ladder.kernels.tma import Matrices
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
-from tensorir_ladder.schedules.isa import WARPGROUP, WGMMA_ROWS
+from tensorir_ladder.schedules.errors import IllegalTile
+from tensorir_ladder.schedules.isa import PANEL, WARPGROUP, WGMMA_ROWS
 from tensorir_ladder.schedules.workloads import Matmul
 
 MOST_STAGES = 6
@@ -54,11 +55,19 @@ def tma_ring(
     Raises
     ------
     IllegalWorkload : for operands whose rows are no multiples of 16 bytes.
-    IllegalTile : for a dtype or layout that wgmma has no form for.
+    IllegalTile : for a dtype or layout that wgmma has no form for, and a :class:`kernels.tiles.RoleTile` of no whole
+        panels.
     IllegalPipeline : for stages below 1 or above 6.
     """
     epilogue.check_taken(problem)
     check_stages(stages, 1, MOST_STAGES)
+    if isinstance(tile, RoleTile) and tile.group_n % PANEL:
+        raise IllegalTile(
+            "a ring without roles loads and stores whole panels",
+            value=f"{tile}: {tile.group_n} columns per warpgroup",
+            limit=f"multiples of {PANEL}",
+            remedy="give a HopperTile, or take step 12",
+        )
     product = WarpgroupProduct.of(problem, tile)
     by_tma = tma_store and epilogue.can_store_by_tma(problem, tile)
     tile_rows, tile_columns, k_tiles = tile.counts(problem)

@@ -21,11 +21,11 @@ from tensorir_ladder.kernels.roles import (
     RoleBlock,
     SharedRing,
     begin_after_last,
-    divides,
     end_together,
     give_up_registers,
     let_next_begin,
     load_together,
+    loaded_rows,
     release,
     take_registers,
 )
@@ -52,7 +52,7 @@ def warp_specialized(
     batch: int = 1,
     any_rows: bool = False,
     overlapped: bool = False,
-    beside: bool = False,
+    next_at_once: bool = False,
 ) -> tirx.PrimFunc:
     """``main(A, B, C)``: each block multiplies one output tile; one of its warpgroups loads, the others multiply.
 
@@ -74,11 +74,10 @@ def warp_specialized(
 
     Blocks of a cluster (:class:`kernels.tiles.ClusterTile`) load what they have in common, a share each or whole k
     tiles in turn, for all that read it (TMA multicast): rows of A for those beside each other, columns of B for those
-    below each other.
-    That spares the L2 cache reads, and rows that lie across its lines cost a load for all instead of one each. Blocks
-    beyond the output take their turns like the others, and store nothing. Such a ring may have 16 stages.
+    below each other. That spares the L2 cache reads, and rows that lie across its lines cost a load for all instead of
+    one each. Blocks beyond the output load like the others, and store nothing. Such a ring may have 16 stages.
 
-    ``overlapped`` is as in :func:`kernels.persistent.persistent`.
+    ``overlapped`` and ``next_at_once`` are as in :func:`kernels.persistent.persistent`.
 
     With ``any_rows`` the kernel takes any number of rows, in a further parameter, up to those of ``problem``: whoever
     launches it gives tensor maps of the rows at hand, and as many blocks as these have tiles
@@ -102,8 +101,8 @@ def warp_specialized(
     if (batch > 1 or any_rows) and not by_tma:
         raise IllegalWorkload(
             "results of a batch, or of any number of rows, leave by TMA alone",
-            value=f"rows of {problem.n} of {problem.out_dtype}, {tile.group_n} columns per warpgroup",
-            limit="16-bit results, rows of multiples of 16 bytes, warpgroups of multiples of 64 columns",
+            value=f"rows of {problem.n} of {problem.out_dtype}",
+            limit="16-bit results, rows of multiples of 16 bytes",
             remedy="give 16-bit results and pad rows, or do without",
         )
     if batch > 1 and any_rows:
@@ -119,11 +118,11 @@ def warp_specialized(
     tile_rows, tile_columns, k_tiles = tile.counts(problem)
     tile_rows, tile_columns = -(-tile_rows // down), -(-tile_columns // across)  # of clusters, where there are some
     tiles = tile_rows * tile_columns
-    load_rows = product.load_rows(*((across, down) if divides(product, across, down) else (1, 1)))
-    columns = {"b_panels": product.b_panels, "c_columns": product.box_columns}
+    load_rows = loaded_rows(product, across, down)
+    columns = {"b_columns": product.b_columns, "c_columns": product.box_columns}
     stages = max(FEWEST_STAGES, min(stages, k_tiles))
     residual = Residual(problem, tile, product) if finish.residual else None
-    at_end = overlapped and not beside
+    at_end = overlapped and not next_at_once
     log = Log(stamps, ("producer", *(f"consumer {number}" for number in range(tile.consumers))))
 
     @T.prim_func
@@ -143,7 +142,7 @@ def warp_specialized(
         log.clocks("begin", here.number, here.thread == 0)
         shared.begin(here)
         if overlapped:
-            begin_after_last(beside)
+            begin_after_last(next_at_once)
         maps = T.meta_var(matrices if batch == 1 else matrices.of(here.number // tiles))
         within = T.meta_var(here.number // blocks if batch == 1 else here.number % tiles)
         high = T.meta_var((rows + (tile.block_m - 1)) // tile.block_m if any_rows else tile_rows)
@@ -158,11 +157,8 @@ def warp_specialized(
                 for k_tile in T.serial(k_tiles):
                     loads.wait("empty", shared.empty, fill, k_tile, "producer")
                     corner = T.meta_var((row, column, k_tile * tile.block_k))
-                    if blocks == 1:
-                        product.load(maps, corner, shared.ring, fill.stage, shared.full)
-                    else:
-                        turns = T.meta_var((here.of_its_rows, here.of_its_columns))
-                        load_together(product, maps, corner, shared, fill.stage, k_tile, *turns)
+                    sharing = T.meta_var((here.of_its_rows, here.of_its_columns))
+                    load_together(product, maps, corner, shared, fill.stage, k_tile, *sharing)
                     loads.mark("load issued", k_tile)
                     fill.advance()
                 if finish.residual:

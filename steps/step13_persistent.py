@@ -57,7 +57,7 @@ def kernel(problem: Matmul, config: Config, stamps: Stamps | None = None) -> tir
         blocks=cluster_blocks(problem, config.tile, shared),
         stream_k=variant != "whole",
         overlapped=variant == "overlapped",
-        beside=True,  # as it was recorded
+        next_at_once=True,  # as it was recorded
         bounded=variant == "bounded",
         stamps=stamps,
     )

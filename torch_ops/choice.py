@@ -116,9 +116,9 @@ def _persistent(
 
 
 def _exchanged(problem: Matmul, tile: SwappedTile, stages: int, setting: Setting) -> tirx.PrimFunc:
-    beside = fits_beside(problem, tile, stages, setting.machine)
+    at_once = fits_beside(problem, tile, stages, setting.machine)
     more = {"finish": setting.finish, "columns": setting.columns}
-    return swapped(problem, tile, stages, overlapped=True, beside=beside, **more)
+    return swapped(problem, tile, stages, overlapped=True, next_at_once=at_once, **more)
 
 
 def _upright(problem: Matmul, tile: RoleTile, stages: int, setting: Setting) -> tirx.PrimFunc:

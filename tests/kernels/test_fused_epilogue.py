@@ -172,14 +172,23 @@ def test_a_residual_that_cannot_be_added_is_refused() -> None:
 
 
 @pytest.mark.emulator
-@pytest.mark.parametrize(("shape", "layout"), [((3, 70, 136, 72), "nn"), ((2, 130, 72, 200), "nt")])
-def test_a_batch_is_as_many_products(shape: tuple[int, int, int, int], layout: str) -> None:
+@pytest.mark.parametrize(
+    ("shape", "layout", "tile"),
+    [
+        ((3, 70, 136, 72), "nn", ROLES),
+        ((2, 130, 72, 200), "nt", ROLES),
+        ((2, 70, 152, 72), "nn", RoleTile.parse("64x72x64/1x1")),  # a last panel of B in part
+        ((2, 70, 88, 72), "nn", RoleTile.parse("64x40x64/1x1")),  # and the only one
+    ],
+    ids=str,
+)
+def test_a_batch_is_as_many_products(shape: tuple[int, int, int, int], layout: str, tile: RoleTile) -> None:
     """Ragged edges: a tile's rows, columns and k steps beyond its product are not the next one's."""
     batch, m, n, k = shape
     problem, draw = Matmul(m, n, k, "float16", layout), np.random.default_rng(0)
     a, b = (draw.integers(-2, 3, (batch, *sizes)).astype(np.float16) for sizes in ((m, k), problem.b_shape))
     got, bias = np.full((batch, m, n), np.nan, np.float16), draw.integers(-9, 9, n).astype(np.float16)
-    function = warp_specialized(problem, ROLES, 2, batch=batch, finish=Epilogue(bias="float16"))
+    function = warp_specialized(problem, tile, 2, batch=batch, finish=Epilogue(bias="float16"))
     emulate(function, {"A": a, "B": b, "C": got, "bias": bias})
     wide = b.astype(np.float64)
     assert (got == a.astype(np.float64) @ (wide if layout == "nn" else wide.swapaxes(1, 2)) + bias).all()

@@ -27,7 +27,7 @@ from tensorir_ladder.kernels.codegen.toolchain import Compiler, Cubin
 from tensorir_ladder.kernels.epilogue import can_store_by_tma
 from tensorir_ladder.kernels.panels import Panels
 from tensorir_ladder.kernels.raster import grouped
-from tensorir_ladder.kernels.tiles import HopperTile
+from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
 from tensorir_ladder.kernels.tma_ring import tma_ring
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct
 from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalTile, IllegalWorkload
@@ -142,6 +142,15 @@ def test_the_fragments_of_a_warpgroup_cover_its_tile_once() -> None:
 def test_what_wgmma_has_no_form_for_is_refused(dtype: str, layout: str, tile: str, clause: str) -> None:
     with pytest.raises(IllegalTile, match=re.escape(clause)):
         WarpgroupProduct.of(Matmul(64, 96, 64, dtype, layout), HopperTile.parse(tile))
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+@pytest.mark.parametrize("tile", ["64x72x64/1x1", "64x40x64/1x1", "128x144x64/1x2"])
+def test_a_ring_without_roles_refuses_parts_of_panels(tile: str, layout: str) -> None:
+    """It would load whole ones, more bytes than its barriers count; such a tile is made for kernels with roles."""
+    with pytest.raises(IllegalTile, match="whole panels") as caught:
+        tma_ring(Matmul(128, 288, 256, "float16", layout), RoleTile.parse(tile), 3)
+    assert tile in str(caught.value)
 
 
 # The order of blocks

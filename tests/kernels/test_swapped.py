@@ -28,7 +28,7 @@ from tensorir_ladder.kernels.fused_epilogue import Epilogue
 from tensorir_ladder.kernels.panels import Panels
 from tensorir_ladder.kernels.persistent import persistent
 from tensorir_ladder.kernels.stamps import Stamps
-from tensorir_ladder.kernels.swapped import fits_at_once, swapped, swapped_choices, swapped_cost
+from tensorir_ladder.kernels.swapped import fits_at_once, fits_beside, swapped, swapped_choices, swapped_cost
 from tensorir_ladder.kernels.tiles import HopperTile, RoleTile, SwappedTile, most_stages, role_choices, swapped_room
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct
@@ -329,6 +329,13 @@ def test_blocks_beyond_the_output_take_places_too() -> None:
         for n, tile in ((120, alone), (112, shared), (113, shared))
     ]
     assert fits == [True, True, False]
+
+
+@pytest.mark.parametrize(("k", "at_once"), [(4096, False), (128, True)])
+def test_the_next_launch_may_begin_at_once_where_rings_are_short(k: int, at_once: bool) -> None:
+    """A ring has no more stages than k tiles: of two, a multiprocessor holds two blocks, and of eight one."""
+    tile = SwappedTile.parse("64x64x64/1x1/1")
+    assert fits_beside(Matmul(64, 6400, k, "float16", "nt"), tile, 8, hopper()) == at_once
 
 
 # In the emulator
