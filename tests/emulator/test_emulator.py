@@ -45,16 +45,19 @@ CALL = "__forceinline__ __device__"
 # Every step
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("number", "variant"), SCHEDULED_VARIANTS)
-def test_every_variant_is_right_with_one_to_five_stages(number: int, variant: str, layout: str) -> None:
-    """Of the layout that other tests have, too (every dtype), the shortest ring and one longer than the k tiles."""
+def test_every_variant_is_right_with_one_to_five_stages(
+    number: int, variant: str, request: pytest.FixtureRequest
+) -> None:
+    """In one layout, or with ``--every-case`` in both, the shortest ring and one longer than the k tiles, or all."""
     step, form = STEPS[number], STEPS[number].variant(variant)
-    every = range(form.fewest_stages, 6) if layout == "nn" else (form.fewest_stages, 4)
-    for stages in every if step.pipelined and form.pipelined else (1,):
-        kernel = lower(small_case(number, RAGGED, variant, layout=layout, stages=stages))
-        assert verify(kernel, EmulatorBackend(10 * stages)).on == "emulator"
+    every_case = request.config.getoption("every_case")
+    few = sorted({form.fewest_stages, 4})
+    for layout in LAYOUTS if every_case else (LAYOUTS[(number + len(variant)) % 2],):
+        rings = range(form.fewest_stages, 6) if every_case and layout == "nn" else few
+        for stages in rings if step.pipelined and form.pipelined else (1,):
+            kernel = lower(small_case(number, RAGGED, variant, layout=layout, stages=stages))
+            assert verify(kernel, EmulatorBackend(10 * stages)).on == "emulator"
 
 
 @pytest.mark.sampled(4)

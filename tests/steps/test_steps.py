@@ -73,7 +73,6 @@ FIRST_AND_TF32 = [
 shape_names = {"ids": lambda value: "x".join(map(str, value)) if isinstance(value, tuple) else str(value)}
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("shape", "layout"), [((33, 17, 50), "nt"), ((16, 32, 48), "nn")], **shape_names)
 @pytest.mark.parametrize(("step", "variant"), THREAD_VARIANTS)
 def test_every_step_and_variant_is_right(step: int, variant: str, shape: tuple[int, int, int], layout: str) -> None:
