@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
@@ -25,14 +26,15 @@ from tensorir_ladder.torch_ops.estimates import CostFile, Estimates, MeasuredSha
 from tensorir_ladder.torch_ops.few_rows import Streamed, streams
 from tensorir_ladder.torch_ops.kept import build_kernel
 from tensorir_ladder.torch_ops.launcher import Launcher, load_kernel
+from tensorir_ladder.torch_ops.nearby import product_places
 from tensorir_ladder.torch_ops.one_tile import all_tiles, named, one_tile_stages
 
 GROUPS = ("llm", "random8", "decode")  # whose products TMA reads as they lie
 SQUARES = "squares"  # powers of two, and a little more, whose rows lie across cache lines
 SIDES = tuple(side + more for side in (256, 512, 1024, 2048, 4096, 8192) for more in (0, 24))
 MENU_GROUPS = (SQUARES, *GROUPS)
-LIKELIEST, OF_EACH_KIND, WORTHWHILE = 3, 1, 1.4  # kernels of a shape; the slowest, beside the likeliest
-ONE_TILE, OF_EACH_SIZE, OF_EACH_CLUSTER = 14, 2, 3  # tiles of one block: of the same rows and columns, or cluster
+LIKELIEST = 16  # kernels of a shape
+APART = 0.5  # of shapes, as :mod:`torch_ops.nearby` places them: some third of a doubling
 PLAN = Plan(rounds=9, warmup_ms=25.0, sample_ms=1.0, round_budget_ms=250.0)
 DIGITS = 4  # of microseconds that are kept
 
@@ -68,46 +70,54 @@ class Candidate:
         return f"{self.problem.shape} {self.problem.layout}: {self.name}"
 
 
-def draw_products(seed: int, count: int, groups: Sequence[str] = MENU_GROUPS) -> list[Matmul]:
-    """Draw ``count`` products of each group by a seed, one of each in turn; before them squares, where asked for."""
-    drawn = [draw_shapes(name, seed, count, "float16") for name in groups if name != SQUARES]
-    mixed = [one.problem for of_each in zip(*drawn) for one in of_each]
+def draw_products(
+    seed: int, count: int, groups: Sequence[str] = MENU_GROUPS, doubtful: Callable[[list[Matmul]], list[Matmul]] = list
+) -> list[Matmul]:
+    """Draw ``count`` products of each group by a seed, one of each in turn; before them squares, where asked for.
+
+    ``doubtful`` leaves some of a group's out, as :func:`most_doubtful` does.
+    """
+    drawn = [
+        doubtful([one.problem for one in draw_shapes(name, seed, count, "float16")])
+        for name in groups
+        if name != SQUARES
+    ]
+    mixed = [one for of_each in zip_longest(*drawn) for one in of_each if one is not None]
     squares = SIDES if SQUARES in groups else ()
     return list(dict.fromkeys([*(Matmul(side, side, side, "float16") for side in squares), *mixed]))
 
 
+def most_doubtful(products: Sequence[Matmul], estimates: Estimates, count: int) -> list[Matmul]:
+    """Return the ``count`` products for which most is expected to be lost by the choice, the greatest loss first.
+
+    Of products near each other one only: what is measured of it tells of the others.
+    """
+    sizes = [(each.m, each.n, each.k, each.layout == "nt") for each in products]
+    places = [product_places(*each) for each in sizes]
+    losses = [estimates.odds(each, streams(each)).loss for each in products]
+    taken: list[int] = []
+    for number in sorted(range(len(products)), key=lambda each: -losses[each]):
+        if all(np.linalg.norm(places[number] - places[other]) > APART for other in taken):
+            taken.append(number)
+    return [products[number] for number in taken[:count]]
+
+
 def candidates(problem: Matmul, estimates: Estimates, machine: Machine) -> list[Candidate]:
-    """List the kernels that a product is timed with: the likeliest, and some of each kind that are not far behind."""
-    times = estimates.times(problem, streamed=streams(problem))
-    able = [(estimates.kernels[place], times.menu[place]) for place in times.menu.argsort()]
-    able = [(each, us) for each, us in able if us < float("inf") and each.takes(problem, machine)]
-    least = min(able[0][1], times.tiles.min())
-    kinds: dict[Any, int] = {}
-    taken = []
-    for number, (each, us) in enumerate(able):
-        kind = each if isinstance(each, Streamed) else (each.kernel, each.tile.cluster)
-        kinds[kind] = kinds.get(kind, 0) + 1
-        likely = us < WORTHWHILE * least and (number < LIKELIEST or kinds[kind] <= OF_EACH_KIND)
-        if likely or number == 0 or isinstance(each, Streamed):
-            taken.append(Candidate(problem, str(each), machine.name, machine.multiprocessors))
-    names = _likeliest_tiles(times.tiles, WORTHWHILE * least)
-    return taken + [Candidate(problem, name, machine.name, machine.multiprocessors) for name in names]
+    """List the kernels that a product is timed with: those that are likely the fastest, and what is chosen today.
 
-
-def _likeliest_tiles(times: np.ndarray, longest_us: float) -> list[str]:
-    tiles = all_tiles()
-    seen: dict[Any, int] = {}
-    names = []
-    for place in times.argsort()[: int((times < longest_us).sum())].tolist():
-        tile = tiles.tile(place)
-        cluster = tile.swapped, tile.cluster, int(tiles.parts[place]) > 1
-        if seen.get(tile.block[:2], 0) < OF_EACH_SIZE and seen.get(cluster, 0) < OF_EACH_CLUSTER:
-            for kind in (tile.block[:2], cluster):
-                seen[kind] = seen.get(kind, 0) + 1
-            names.append(named(tile))
-        if len(names) == ONE_TILE:
-            break
-    return names
+    The one that streams weights, too, where it takes the product.
+    """
+    kernels, tiles, streamed = estimates.kernels, all_tiles(), streams(problem)
+    able = np.array([each.takes(problem, machine) for each in kernels])
+    odds, times = estimates.odds(problem, streamed), estimates.times(problem, streamed=streamed)
+    odds.menu[~able], times.menu[~able] = 0.0, np.inf
+    count = len(kernels)
+    chosen = int(np.concatenate([times.menu, times.tiles]).argmin())
+    likely = np.concatenate([odds.menu, odds.tiles])
+    places = [int(place) for place in likely.argsort()[::-1][:LIKELIEST] if likely[place] > 0]
+    taken = dict.fromkeys([chosen, *places, *([count - 1] if streamed else [])])
+    names = [str(kernels[each]) if each < count else named(tiles.tile(each - count)) for each in taken]
+    return [Candidate(problem, name, machine.name, machine.multiprocessors) for name in names]
 
 
 def time_menu(taken: Sequence[Candidate], backend: GpuBackend, compiler: Compiler) -> tuple[dict[str, float], float]:

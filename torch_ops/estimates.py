@@ -27,7 +27,7 @@ from tensorir_ladder.torch_ops.kernel_cost import (
     microseconds,
     streaming_microseconds,
 )
-from tensorir_ladder.torch_ops.nearby import Nearby, by_the_eight, kernel_places, product_places
+from tensorir_ladder.torch_ops.nearby import Expected, Nearby, by_the_eight, kernel_places, product_places
 from tensorir_ladder.torch_ops.one_tile import (
     MOST_RESULTS,
     OneTileRates,
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent / "costs"
 CORRECTED = 40  # kernels of each formula that it puts first: these are corrected
+DRAWS = 1000
 CAUTION = 1.0  # standard deviations that a kernel counts as slower than is likely: of many guesses the least is low
 RING, ROLES, EXCHANGED, UPRIGHT, STREAMED = range(5)  # families of kernels, of which none says anything of another's
 
@@ -101,6 +102,17 @@ class Times(NamedTuple):
     tiles: np.ndarray
 
 
+class Odds(NamedTuple):
+    """How likely each kernel is the fastest for a product, as :class:`Times` has them, and what the choice loses.
+
+    ``loss`` is the part of the chosen kernel's time by which the fastest is expected to be shorter.
+    """
+
+    menu: np.ndarray
+    tiles: np.ndarray
+    loss: float
+
+
 class Estimates:
     """Estimate what products take on a GPU by each of the menu, ``kernels``, and by each of :func:`.all_tiles`."""
 
@@ -117,34 +129,55 @@ class Estimates:
         behind them; what one was measured to take for this very product, rows by the eight, stands. ``streamed`` allows
         the kernel that streams weights. Nothing was measured of batches.
         """
-        m, n, k, nt = problem.m, problem.n, problem.k, problem.layout == "nt"
-        forms, few = self.forms, streaming_microseconds(m, n, k, nt, self.forms.rates)
+        found = self._by_formulas(problem, batch, streamed, one_tile)
+        if batch > 1:
+            return found
+        first, expected = self._expected(problem, found)
+        factors = np.exp(expected.off + CAUTION * expected.deviation)
+        for times, corrected, by in zip(found, first, np.split(factors, [len(first.menu)])):
+            if len(corrected):
+                times_of = times[corrected] * by
+                np.maximum(times, times_of.max(), out=times)
+                times[corrected] = times_of
+        for place, us in self._taken.get(_product(*_asked(problem)), ()):
+            times, at = (found.menu, place) if place < len(found.menu) else (found.tiles, place - len(found.menu))
+            if np.isfinite(times[at]):  # what may be taken here
+                times[at] = us
+        return found
+
+    def odds(self, problem: Matmul, streamed: bool = False) -> Odds:
+        """Estimate how likely each kernel is the fastest for a product, and what is lost by taking the chosen one.
+
+        By DRAWS draws of all kernels' times, together, from what was measured near by.
+        """
+        formulas = self._by_formulas(problem, 1, streamed, one_tile=True)
+        first, expected = self._expected(problem, formulas)
+        likely = np.log(np.concatenate([times[places] for times, places in zip(formulas, first)])) + expected.off
+        # Covariances of kernels that are nearly the same are singular but for rounding.
+        values, vectors = np.linalg.eigh(expected.covariance)
+        normal = np.random.default_rng(DRAWS).standard_normal((DRAWS, len(likely)))
+        drawn = likely + normal @ (vectors * np.sqrt(np.maximum(values, 0.0))).T
+        fastest = np.bincount(drawn.argmin(axis=1), minlength=len(likely)) / DRAWS
+        chosen = drawn[:, (likely + CAUTION * expected.deviation).argmin()]
+        odds = Odds(*(np.zeros(len(times)) for times in formulas), float(1 - np.exp(drawn.min(axis=1) - chosen).mean()))
+        odds.menu[first.menu], odds.tiles[first.tiles] = np.split(fastest, [len(first.menu)])
+        return odds
+
+    def _by_formulas(self, problem: Matmul, batch: int, streamed: bool, one_tile: bool) -> Times:
+        (m, n, k, nt), forms = _asked(problem), self.forms
+        few = streaming_microseconds(m, n, k, nt, forms.rates) if streamed else np.inf
         menu = np.append(microseconds(forms, self._k_tile(n % LINE, k % LINE, nt), m, n, k, batch), few)
-        if not streamed:
-            menu[-1] = np.inf
         tiles = np.full(len(all_tiles().width), np.inf)
         if one_tile and m * n <= MOST_RESULTS:
             tiles = one_tile_microseconds(all_tiles(), m, n, k, nt, forms.multiprocessors, self.one_tile)
-        if batch == 1 and self._nearby is not None:
-            self._correct(problem, menu, tiles)
         return Times(menu, tiles)
 
-    def _correct(self, problem: Matmul, menu: np.ndarray, tiles: np.ndarray) -> None:
-        m, n, k, nt = problem.m, problem.n, problem.k, problem.layout == "nt"
-        first, of_tiles = _first(menu), _first(tiles)
-        first = np.sort(first)  # that which streams weights is the last of the menu
-        places = np.concatenate([self._place_menu(first, m, n), self._place_tiles(of_tiles, m, n)])
-        off, deviation = self._nearby.expected(product_places(m, n, k, nt), places)
-        factors = np.exp(off + CAUTION * deviation)
-        for times, corrected, by in ((menu, first, factors[: len(first)]), (tiles, of_tiles, factors[len(first) :])):
-            if len(corrected):
-                found = times[corrected] * by
-                np.maximum(times, found.max(), out=times)
-                times[corrected] = found
-        for place, us in self._taken.get(_product(m, n, k, nt), ()):
-            times, at = (menu, place) if place < len(menu) else (tiles, place - len(menu))
-            if np.isfinite(times[at]):  # what may be taken here
-                times[at] = us
+    def _expected(self, problem: Matmul, formulas: Times) -> tuple[Times, Expected]:
+        """Return the places of the kernels that each formula puts first, and what all of these should differ by."""
+        m, n, k, nt = _asked(problem)
+        first = Times(np.sort(_first(formulas.menu)), _first(formulas.tiles))  # the menu's last streams weights
+        places = np.concatenate([self._place_menu(first.menu, m, n), self._place_tiles(first.tiles, m, n)])
+        return first, self._nearby.expected(product_places(m, n, k, nt), places)
 
     def _place_menu(self, at: np.ndarray, m: Any, n: Any) -> np.ndarray:
         """Place kernels of the menu for one product, or one for each; that which streams weights only at the end."""
@@ -192,7 +225,7 @@ class Estimates:
         slower = taken.us / least[taken.of]
         products = product_places(*_sizes(file.shapes))
         of, kernels = taken.of[known], np.concatenate(places)[known]
-        self._nearby = Nearby(products, of, kernels, np.log(beside[known]), slower[known]) if known.any() else None
+        self._nearby = Nearby(products, of, kernels, np.log(beside[known]), slower[known])
 
     def _taken_from(self, file: CostFile) -> _Taken:
         """Read a file's times of kernels that are offered, in the order of these."""
@@ -228,6 +261,11 @@ def _sizes(shapes: Sequence[MeasuredShape]) -> list[np.ndarray]:
     """Return m, n, k, and whether B is stored transposed, of all shapes."""
     extents = [np.array([getattr(shape, side) for shape in shapes], int) for side in "mnk"]
     return [*extents, np.array([shape.layout == "nt" for shape in shapes], bool)]
+
+
+def _asked(problem: Matmul) -> tuple[int, int, int, bool]:
+    """Return m, n, k, and whether B is stored transposed, of one."""
+    return problem.m, problem.n, problem.k, problem.layout == "nt"
 
 
 def _product(m: int, n: int, k: int, nt: bool) -> tuple[int, int, int, bool]:

@@ -9,13 +9,13 @@ Learning, 2006, equations 2.23 and 2.24). Its constants are the likeliest for th
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorir_ladder.torch_ops.one_tile import SECTOR
+from tensorir_ladder.torch_ops.kernel_cost import LINE
+from tensorir_ladder.torch_ops.one_tile import EIGHT, SECTOR
 
-LINE, EIGHT = 64, 8  # elements of a cache line; rows that come to a kernel at once
 FEWEST_ROWS = 16  # fewer cost the same
 NEAREST = 320  # times that are asked: more say little more, and take longer
 # How far products are from each other: doublings of m, n and k; rows that lie across cache lines, B's as A's; rows
@@ -56,6 +56,18 @@ def kernel_places(family: Any, *kind: Any, waves: Any) -> np.ndarray:
     return np.stack(np.broadcast_arrays(ANOTHER * np.asarray(family), *scaled), axis=-1)
 
 
+class Expected(NamedTuple):
+    """What the logarithms of kernels' times should differ by from the formula's, and how sure that is."""
+
+    off: np.ndarray
+    covariance: np.ndarray
+
+    @property
+    def deviation(self) -> np.ndarray:
+        """Standard deviations."""
+        return np.sqrt(np.maximum(self.covariance.diagonal(), 0.0))
+
+
 class Nearby:
     """Tell kernels' differences from a formula by what was measured.
 
@@ -72,11 +84,10 @@ class Nearby:
         self.counts = np.bincount(of, minlength=len(products))
         self.ends = np.cumsum(self.counts)
 
-    def expected(self, product: np.ndarray, kernels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return what the logarithms of kernels' times for a product should differ by from the formula's.
+    def expected(self, product: np.ndarray, kernels: np.ndarray) -> Expected:
+        """Return what kernels' times for a product should differ by from the formula's.
 
-        And their standard deviations: those of a guess where nothing was measured near by. Only the times of the
-        nearest products are asked, some NEAREST of them.
+        Only the times of the nearest products are asked, some NEAREST of them; a guess where none are near by.
         """
         apart = _apart(self.products, product[None])[:, 0]
         nearest = np.argsort(apart)
@@ -92,8 +103,9 @@ class Nearby:
         among = common + own * _alike_kernels(known, known)
         among[np.diag_indices(len(among))] += self.errors[times]
         solved = np.linalg.solve(among, np.column_stack([self.off[times], between]))
-        least = COMMON**2 + OWN**2 + SAME**2 - np.einsum("ij,ij->j", between, solved[:, 1:])
-        return between.T @ solved[:, 0], np.sqrt(np.maximum(least, 0.0))
+        common, own = _alike(np.zeros(()))
+        themselves = common + own * _alike_kernels(kernels, kernels)
+        return Expected(between.T @ solved[:, 0], themselves - between.T @ solved[:, 1:])
 
 
 def _alike(apart: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

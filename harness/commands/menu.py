@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import time
 from datetime import UTC, datetime
@@ -14,9 +15,18 @@ from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.commands.build import build_ahead, hopper_machine
 from tensorir_ladder.harness.commands.options import add_jobs, seed_number
 from tensorir_ladder.harness.commands.values import between
-from tensorir_ladder.harness.menu import MENU_GROUPS, candidates, draw_products, file_text, time_menu, with_times
+from tensorir_ladder.harness.menu import (
+    MENU_GROUPS,
+    candidates,
+    draw_products,
+    file_text,
+    most_doubtful,
+    time_menu,
+    with_times,
+)
 from tensorir_ladder.harness.menu_fit import chosen_over_best, fit_one_tile, fit_rates, geometric_mean, rounded
-from tensorir_ladder.harness.records import check_writable
+from tensorir_ladder.harness.records import check_writable, write_atomically
+from tensorir_ladder.harness.shapes import MOST_SHAPES
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.torch_ops.choice import choices
 from tensorir_ladder.torch_ops.estimates import FOLDER, Estimates, cost_file
@@ -27,6 +37,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     text = "what shapes are drawn from; judge the choice by `ladder bench` with another (0)"
     parser.add_argument("--seed", type=seed_number, default=0, help=text)
     parser.add_argument("--count", type=between(1, 200), default=40, help="shapes of each group (40)")
+    text = "draw so many of each group, and take the COUNT for which the choice is most in doubt (COUNT)"
+    parser.add_argument("--drawn", type=between(1, MOST_SHAPES), metavar="DRAWN", help=text)
     text = f"groups of shapes ({','.join(MENU_GROUPS)})"
     parser.add_argument("--shapes", type=_groups, default=MENU_GROUPS, metavar="GROUPS", help=text)
     text = "begin no shape after so many seconds of timing (none)"
@@ -49,28 +61,32 @@ def run(options: argparse.Namespace, command: str) -> int:
     machine, compiler = hopper_machine(), toolchain.require_compiler()
     check_writable(options.out)
     known, able = cost_file(machine.name), list(choices())
-    estimates = Estimates(able, known, machine.multiprocessors)
-    drawn = draw_products(options.seed, options.count, options.shapes)
+    of_here = known if known.gpu == machine.name else msgspec.structs.replace(known, shapes=())
+    estimates = Estimates(able, of_here, machine.multiprocessors)
+    in_doubt = functools.partial(most_doubtful, estimates=estimates, count=options.count)
+    taken_of = {"doubtful": in_doubt} if options.drawn else {}
+    drawn = draw_products(options.seed, options.drawn or options.count, options.shapes, **taken_of)
     taken = {problem: candidates(problem, estimates, machine) for problem in drawn}
     build_ahead([each for of_one in taken.values() for each in of_one], options.jobs)
     if options.dry_run:
         print(f"{sum(map(len, taken.values()))} kernels of {len(drawn)} shapes are built; none is timed: --dry-run")
         return 0
-    backend, found, end = execution.GpuBackend(), {}, time.monotonic() + options.time_limit
+    backend, end = execution.GpuBackend(), time.monotonic() + options.time_limit
+    origin = f"{command}, {datetime.now(UTC):%Y-%m-%d}: medians of interleaved rounds in CUDA graphs, L2 cold"
+    path = options.out / f"{machine.name.lower().replace(' ', '-')}.json"
+    file, timed = known, 0
     for problem in drawn:
         if time.monotonic() >= end:
             break
-        found[problem], cublas_us = time_menu(taken[problem], backend, compiler)
-        name, us = min(found[problem].items(), key=lambda pair: pair[1])
+        times, cublas_us = time_menu(taken[problem], backend, compiler)
+        name, us = min(times.items(), key=lambda pair: pair[1])
         print(f"{problem.shape} {problem.layout}: {us:.2f} us, {cublas_us / us:.3f} of cuBLAS, {name}", flush=True)
-    origin = f"{command}, {datetime.now(UTC):%Y-%m-%d}: medians of interleaved rounds in CUDA graphs, L2 cold"
-    file = with_times(known, machine.name, origin, found)
-    path = options.out / f"{machine.name.lower().replace(' ', '-')}.json"
-    path.write_text(file_text(file))  # what was timed is kept, whatever becomes of the fit
-    print(f"{len(found)} of {len(drawn)} shapes are timed, in {path}; fitting constants to them", flush=True)
+        file, timed = with_times(file, machine.name, origin, {problem: times}), timed + 1
+        write_atomically(path, file_text(file))  # what was timed is kept, whatever becomes of the rest
+    print(f"{timed} of {len(drawn)} shapes are timed, in {path}; fitting constants to them", flush=True)
     rates, one_tile = fit_rates(file, able, machine), fit_one_tile(file, machine.multiprocessors)
     file = msgspec.structs.replace(file, rates=rounded(rates), one_tile=rounded(one_tile))
-    path.write_text(file_text(file))
+    write_atomically(path, file_text(file))
     shares = chosen_over_best(file, able, machine)
     found_best = f"{geometric_mean(shares):.3f} as fast as the best that was timed, {min(shares):.3f} at worst"
     print(f"of shapes left out in turn, what is chosen is {found_best}")

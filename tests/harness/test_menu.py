@@ -14,8 +14,9 @@ from support.cases import Outcome, hopper
 from support.fake_gpu import Command
 from tensorir_ladder.harness import execution, menu
 from tensorir_ladder.harness.commands import menu as menu_command
-from tensorir_ladder.harness.menu import Candidate, candidates, draw_products, file_text, with_times
+from tensorir_ladder.harness.menu import Candidate, candidates, draw_products, file_text, most_doubtful, with_times
 from tensorir_ladder.harness.menu_fit import chosen_over_best, fit_rates, geometric_mean
+from tensorir_ladder.harness.verify import WrongResult
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops import estimates
@@ -39,7 +40,7 @@ def timed_on(estimates: Estimates, problem: Matmul, noise: random.Random | None 
     return {each.name: found[each.name] * factor() for each in candidates(problem, ESTIMATES, H200)}
 
 
-def test_a_product_s_candidates_are_the_likeliest_and_some_of_each_kind() -> None:
+def test_a_product_s_candidates_are_the_likeliest_of_all_families() -> None:
     kinds: set[str] = set()
     for problem in draw_products(3, 4):
         taken = candidates(problem, ESTIMATES, H200)
@@ -73,7 +74,7 @@ def test_constants_of_another_gpu_are_found() -> None:
     fitted = fit_rates(file, ALL, H200)
     for name, value in changes.items():
         begun, got = getattr(rates, name), getattr(fitted, name)
-        assert abs(math.log(got / value)) < 0.6 * abs(math.log(begun / value)), name
+        assert abs(math.log(got / value)) < 0.75 * abs(math.log(begun / value)), name
     assert fitted.multiply_adds == rates.multiply_adds
     assert max(fitted.efficiency.values()) <= 1
     mended = msgspec.structs.replace(file, rates=fitted)
@@ -129,6 +130,47 @@ def test_a_run_leaves_a_file_that_is_read_again(
         len(candidates(problem, Estimates(ALL, cost_file("NVIDIA H200"), 132), H200)) for problem in draw_products(5, 2)
     )
     assert "of cuBLAS" in outcome.out
+
+
+def test_of_many_products_those_are_timed_whose_choice_is_in_doubt() -> None:
+    """Not those that were measured, nor two near each other."""
+    measured = Matmul(512, 1024, 1024, "float16")
+    beside = [Matmul(512 + 8 * more, 1024, 1024, "float16") for more in (1, 2)]
+    others = [Matmul(2000, 3000, 1000, "float16"), Matmul(264, 5000, 4000, "float16", "nt")]
+    times = timed_on(ESTIMATES, measured)
+    file = with_times(FILE, "NVIDIA H200", "made up", {measured: times})
+    known = Estimates(ALL, file, H200.multiprocessors)
+    taken = most_doubtful([measured, *beside, *others], known, 3)
+    assert len(taken) == 3
+    assert set(taken) > set(others)
+    assert measured not in taken
+    assert most_doubtful(others, known, 1) == taken[:1]
+
+
+def test_more_are_drawn_than_are_timed(made_up: list[Candidate], command: Command, tmp_path: Path) -> None:
+    assert measure(command, tmp_path, "--dry-run", "--shapes", "decode,random8", "--drawn", "6").code == 0
+    products = {each.problem for each in made_up}
+    assert len(products) == 4
+    assert products < set(draw_products(5, 6, ["decode", "random8"]))
+
+
+def test_what_was_timed_before_a_fault_is_kept(
+    made_up: list[Candidate], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = draw_products(5, 2, ["decode"])
+
+    def timed(taken: list[Candidate], *_: Any) -> tuple[dict[str, float], float]:
+        if taken[0].problem == second:
+            raise WrongResult("made up")
+        return timed_on(ESTIMATES, taken[0].problem), 5.0
+
+    monkeypatch.setattr(menu_command, "time_menu", timed)
+    monkeypatch.setattr(menu_command, "cost_file", lambda _: FILE)
+    assert measure(command, tmp_path, "--shapes", "decode").code == 1
+    monkeypatch.setattr(estimates, "FOLDER", tmp_path)
+    kept = {(shape.m, shape.n, shape.k) for shape in cost_file.__wrapped__("NVIDIA H200").shapes}
+    assert (first.m, first.n, first.k) in kept
+    assert (second.m, second.n, second.k) not in kept
 
 
 def test_a_dry_run_times_and_writes_nothing(made_up: list[Candidate], command: Command, tmp_path: Path) -> None:

@@ -110,11 +110,37 @@ def test_times_of_many_products_are_told_by_the_nearest() -> None:
     nearby = Nearby(
         products, of[one_missing], kernels[kernel[one_missing]], own[kernel[one_missing]], np.ones(60 * 30 - 1)
     )
-    off, deviation = nearby.expected(products[7], kernels)
-    np.testing.assert_allclose(off, own, atol=0.02)
-    assert deviation.max() < 0.05
-    _, unknown = nearby.expected(products[7], kernel_places(1, *[0] * 8, waves=1)[None])
-    assert unknown > 1.5 * deviation.max()
+    expected = nearby.expected(products[7], kernels)
+    np.testing.assert_allclose(expected.off, own, atol=0.02)
+    assert expected.deviation.max() < 0.05
+    unknown = nearby.expected(products[7], kernel_places(1, *[0] * 8, waves=1)[None])
+    assert unknown.deviation > 1.5 * expected.deviation.max()
+
+
+def test_where_nothing_was_measured_kernels_near_each_other_differ_alike() -> None:
+    nothing = Nearby(np.zeros((0, 8)), np.zeros(0, int), np.zeros((0, 11)), np.zeros(0), np.zeros(0))
+    kernels = kernel_places(0, np.array([0.0, 0.1, 4.0]), *[0] * 7, waves=1)
+    off, covariance = nothing.expected(product_places(100, 100, 100, False), kernels)
+    assert off.tolist() == [0, 0, 0]
+    alike = covariance / covariance[0, 0]
+    assert np.allclose(alike.diagonal(), 1)
+    assert alike[0, 1] > 0.9 > 0.7 > alike[0, 2] > 0
+
+
+def test_odds_are_of_what_is_likely_the_fastest() -> None:
+    """Of a product that was measured, the fastest kernel's; where nothing is known, the choice loses more."""
+    file = cost_file("NVIDIA H200")
+    estimates = Estimates(list(choices()), file, 132)
+    measured = max(file.shapes, key=lambda shape: len(shape.times))
+    fastest, _ = min(measured.times, key=lambda each: each[1])
+    names = [*map(str, estimates.kernels), *(named(all_tiles().tile(place)) for place in range(len(all_tiles().width)))]
+    known = estimates.odds(Matmul(measured.m, measured.n, measured.k, "float16", measured.layout))
+    likely = np.concatenate([known.menu, known.tiles])
+    assert likely.sum() == pytest.approx(1)
+    assert likely[names.index(file.kernels[fastest])] > 0.1
+    without = msgspec.structs.replace(file, shapes=())
+    unknown = Estimates(list(choices()), without, 132).odds(Matmul(1000, 1000, 1000, "float16"))
+    assert unknown.loss > 2 * known.loss > 0
 
 
 def test_a_width_of_no_whole_panels_costs_more_where_b_is_stored_by_rows() -> None:

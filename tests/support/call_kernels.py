@@ -1,0 +1,43 @@
+"""Forms of the call's kernels that no step has by default, whole: what emulator and compute-sanitizer are asked about.
+
+``PYTHONPATH=tests ladder sanitize --kernels support.call_kernels`` looks at them.
+"""
+
+from __future__ import annotations
+
+from support.roles import roles
+from tensorir_ladder.harness.emulation import emulated
+from tensorir_ladder.harness.lab.sanitizer.subjects import Subject
+
+# A step, its variant, a ragged product and its layout, tile, stages, and multiprocessors where blocks stay on few.
+FORMS = {
+    "exchanged operands": (12, "roles", (13, 264, 520), "nt", "16x128x64/1x2/1", 3, 0),
+    "exchanged operands, parts added up in a cluster": (12, "roles", (13, 136, 520), "nn", "16x64x64/1x1/3", 3, 0),
+    "exchanged operands, loads shared both ways": (12, "roles", (40, 264, 520), "nt", "16x64x64/1x1/1/2x2", 4, 0),
+    "exchanged operands, loads shared by rows": (12, "roles", (40, 264, 392), "nn", "16x128x64/1x2/1/1x4", 3, 0),
+    "exchanged operands, k tiles of two panels": (12, "roles", (40, 136, 520), "nt", "72x64x128/1x1/1/4x1", 3, 0),
+    "exchanged operands, three warpgroups": (12, "roles", (150, 200, 392), "nn", "144x192x64/1x3/1/1x2", 3, 0),
+    "exchanged operands, rows that TMA cannot step over": (12, "roles", (21, 131, 264), "nt", "24x64x64/1x1/1", 3, 0),
+    "a panel in part": (12, "roles", (70, 104, 264), "nn", "64x40x64/1x1", 3, 0),
+    "a panel and a part": (12, "roles", (70, 216, 264), "nt", "64x80x64/1x1", 3, 0),
+    "upright, loads shared both ways": (12, "roles", (250, 216, 264), "nn", "64x72x64/1x1/2x2", 3, 0),
+    "upright, shares of a panel in part": (12, "roles", (300, 184, 264), "nn", "64x120x64/1x1/4x1", 3, 0),
+    "upright, k tiles of two panels": (12, "roles", (300, 104, 520), "nn", "64x72x128/1x1/4x1", 3, 0),
+    "blocks that stay, helpers' sums": (13, "stream", (180, 200, 1032), "nt", "64x88x64/1x1", 3, 5),
+    "blocks that stay, whole tiles": (13, "whole", (180, 440, 392), "nn", "64x104x64/1x1", 3, 2),
+    "blocks that stay, in pairs": (13, "multicast", (250, 440, 264), "nn", "64x104x64/1x1", 3, 4),
+    "blocks that stay, loads shared by rows": (13, "stream", (250, 200, 392), "nt", "64x64x64/1x1/2x1", 3, 4),
+    "blocks that stay, loads shared by columns": (13, "stream", (250, 200, 392), "nn", "64x64x64/1x1/1x2", 3, 4),
+}
+
+
+def subject_names() -> list[str]:
+    """Name all of them."""
+    return list(FORMS)
+
+
+def subject(name: str) -> Subject:
+    """Make the kernel of one of these names; KeyError for another."""
+    number, variant, shape, layout, tile, stages, multiprocessors = FORMS[name]
+    lowered = roles(number, shape, tile, variant, multiprocessors, layout=layout, stages=stages)
+    return Subject(name, emulated(lowered), lowered.case.problem, whole=True)
