@@ -147,8 +147,9 @@ def time_menu(taken: Sequence[Candidate], backend: GpuBackend, compiler: Compile
     return dict(zip((each.name for each in taken), own)), min(stored, other)
 
 
-def with_times(file: CostFile, gpu: str, origin: str, found: dict[Matmul, dict[str, float]]) -> CostFile:
+def with_times(file: CostFile, machine: Machine, origin: str, found: dict[Matmul, dict[str, float]]) -> CostFile:
     """Return a GPU's file with what was found: beside what it has of other products, or, of another GPU's, alone."""
+    gpu = machine.name
     taken = {name for times in found.values() for name in times} | set(file.kernels if file.gpu == gpu else ())
     tiles = sorted(name for name in taken if all_tiles().place(name) is not None)
     names = (*map(str, (*choices(), Streamed())), *tiles)
@@ -160,7 +161,13 @@ def with_times(file: CostFile, gpu: str, origin: str, found: dict[Matmul, dict[s
         placed = tuple((names.index(name), float(f"{us:.{DIGITS}g}")) for name, us in times.items())
         shapes[key] = MeasuredShape(*key, placed)
     return CostFile(
-        gpu, origin, file.rates, file.one_tile, names, tuple(shape for shape in shapes.values() if shape is not None)
+        gpu,
+        machine.multiprocessors,
+        origin,
+        file.rates,
+        file.one_tile,
+        names,
+        tuple(shape for shape in shapes.values() if shape is not None),
     )
 
 

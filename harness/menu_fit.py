@@ -150,25 +150,31 @@ def fit_one_tile(file: CostFile, multiprocessors: int) -> OneTileRates:
     return rates(_least_squares(errors, first))
 
 
-def chosen_over_best(file: CostFile, choices: Sequence[Choice], machine: Machine, refit: bool = False) -> list[float]:
+def chosen_over_best(
+    file: CostFile,
+    choices: Sequence[Choice],
+    machine: Machine,
+    refit: bool = False,
+    others: Sequence[CostFile] = (),
+) -> list[float]:
     """Return, for each shape, how fast what would be chosen of its kernels was beside the fastest of them.
 
     As if the shape had not been measured; shapes with one time are left out. ``refit`` fits the constants to the others
-    too; else they are the file's.
+    too; else they are the file's. ``others`` are files of other GPUs.
     """
     shares, tiles = [], file.tiles
     asked = [shape for shape in file.shapes if len(shape.times) > 1]
     for fold in range(FOLDS):
         left_out = {id(shape) for shape in asked[fold::FOLDS]}
-        others = tuple(shape for shape in file.shapes if id(shape) not in left_out)
-        known = msgspec.structs.replace(file, shapes=others)
+        rest = tuple(shape for shape in file.shapes if id(shape) not in left_out)
+        known = msgspec.structs.replace(file, shapes=rest)
         if refit:
             known = msgspec.structs.replace(
                 known,
                 rates=fit_rates(known, choices, machine),
                 one_tile=fit_one_tile(known, machine.multiprocessors),
             )
-        estimates = Estimates(choices, known, machine.multiprocessors)
+        estimates = Estimates(choices, known, machine.multiprocessors, others)
         for shape in asked[fold::FOLDS]:
             taken: dict[Any, float] = {file.kernels[place]: us for place, us in shape.times}
             problem = Matmul(shape.m, shape.n, shape.k, "float16", shape.layout)

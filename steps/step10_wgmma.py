@@ -141,8 +141,7 @@ TILES = TileSet.of(
     ),
     cost=wgmma_cycles,
 )
-# Widths between, for what these leave of the last wave, and rings so short that blocks share a multiprocessor. They are
-# tuned and not chosen: timed on an H200, what the cost model chooses is slower with them than without.
+# Widths between, for what these leave of the last wave, and rings so short that blocks share a multiprocessor.
 BETWEEN = tuple(
     Choice(WarpgroupTile.parse(tile), stages)
     for stages, tiles in (
@@ -159,7 +158,7 @@ FITTED = TileSet.of(
     Choice(WarpgroupTile(block=(64, 256, 64), warpgroups=(1, 1)), stages=5),
     Choice(WarpgroupTile(block=(64, 192, 64), warpgroups=(1, 1)), stages=6),
     Choice(WarpgroupTile(block=(128, 64, 64), warpgroups=(2, 1)), stages=6),
-    more=(choice.tile for choice in BETWEEN),
+    *BETWEEN,
     cost=wgmma_cycles,
     parts=wgmma_parts,
 )

@@ -38,7 +38,7 @@ from tensorir_ladder.schedules import tiles
 from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.errors import IllegalTile, IllegalWorkload
 from tensorir_ladder.schedules.workloads import MAX_ELEMENTS, Matmul
-from tensorir_ladder.torch_ops.estimates import Estimates, cost_file
+from tensorir_ladder.torch_ops.estimates import Estimates, estimates_on
 from tensorir_ladder.torch_ops.few_rows import Streamed, streams
 from tensorir_ladder.torch_ops.launcher import TIR_PIPELINE
 from tensorir_ladder.torch_ops.one_tile import all_tiles, one_tile_stages
@@ -265,7 +265,7 @@ def _estimates(target_text: str, gpu: str, multiprocessors: int, flexible: bool)
             "no kernel fits this target: " + "; ".join(violations[0]),
             remedy="run on an sm_90a GPU",
         )
-    return Estimates(legal, cost_file(gpu), multiprocessors)
+    return estimates_on(gpu, legal, multiprocessors)
 
 
 def of_any_rows(problem: Matmul, tile: HopperTile) -> Matmul:

@@ -27,7 +27,7 @@ from tensorir_ladder.torch_ops.kernel_cost import (
     microseconds,
     streaming_microseconds,
 )
-from tensorir_ladder.torch_ops.nearby import Expected, Nearby, by_the_eight, kernel_places, product_places
+from tensorir_ladder.torch_ops.nearby import Expected, Measured, Nearby, by_the_eight, kernel_places, product_places
 from tensorir_ladder.torch_ops.one_tile import (
     MOST_RESULTS,
     OneTileRates,
@@ -69,6 +69,7 @@ class CostFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     gpu: str
+    multiprocessors: Extent
     origin: str
     rates: KernelRates
     one_tile: OneTileRates
@@ -86,13 +87,29 @@ class CostFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [all_tiles().place(name) for name in self.kernels]
 
 
-@functools.cache
 def cost_file(gpu: str) -> CostFile:
     """Read a GPU's file, or that of ``rates.MODELLED`` where it has none; DamagedFile names a bad one."""
-    files = {file.gpu: file for file in (read(path, CostFile) for path in sorted(FOLDER.glob("*.json")))}
+    files = _cost_files(FOLDER)
     if MODELLED not in files:
         raise DamagedFile(f"{FOLDER} has no file of the {MODELLED}; restore it from git, or install the package again")
     return files.get(gpu, files[MODELLED])
+
+
+@functools.cache
+def _cost_files(folder: Path) -> dict[str, CostFile]:
+    return {file.gpu: file for file in (read(path, CostFile) for path in sorted(folder.glob("*.json")))}
+
+
+def other_cost_files(gpu: str) -> list[CostFile]:
+    """Return the files of all other GPUs."""
+    return [each for each in _cost_files(FOLDER).values() if each.gpu != gpu]
+
+
+def estimates_on(gpu: str, choices: Sequence[Choice], multiprocessors: int) -> Estimates:
+    """Make the estimates of a GPU by all files: of one that has none by the constants of ``rates.MODELLED``'s."""
+    file = cost_file(gpu)
+    own = file if file.gpu == gpu else msgspec.structs.replace(file, shapes=())
+    return Estimates(choices, own, multiprocessors, other_cost_files(gpu))
 
 
 class Times(NamedTuple):
@@ -114,13 +131,21 @@ class Odds(NamedTuple):
 
 
 class Estimates:
-    """Estimate what products take on a GPU by each of the menu, ``kernels``, and by each of :func:`.all_tiles`."""
+    """Estimate what products take on a GPU by each of the menu, ``kernels``, and by each of :func:`.all_tiles`.
 
-    def __init__(self, choices: Sequence[Choice], file: CostFile, multiprocessors: int) -> None:
+    ``file`` has the GPU's constants and times, or those of the one most like it; ``others`` are of other GPUs, whose
+    times tell something of this one's.
+    """
+
+    def __init__(
+        self, choices: Sequence[Choice], file: CostFile, multiprocessors: int, others: Sequence[CostFile] = ()
+    ) -> None:
         self.kernels: list[Choice | Streamed] = [*choices, Streamed()]
         self.forms, self.one_tile = Forms(choices, file.rates, multiprocessors), file.one_tile
         self._k_tile = functools.cache(functools.partial(KTile, self.forms))
-        self._remember(file)
+        self.measured = self._remember(file)
+        elsewhere = (Estimates(choices, each, each.multiprocessors).measured for each in others)
+        self._nearby = Nearby(self.measured, *elsewhere)
 
     def times(self, problem: Matmul, batch: int = 1, streamed: bool = False, one_tile: bool = True) -> Times:
         """Estimate microseconds of ``batch`` products; of ``one_tile`` each only where that is asked for.
@@ -198,8 +223,8 @@ class Estimates:
         waves = t.blocks(m, n) / self.forms.multiprocessors
         return kernel_places(family, *sizes, t.parts, *clusters, 0, 0, waves=waves)
 
-    def _remember(self, file: CostFile) -> None:
-        """Keep a file's times, as they are and beside the formulas."""
+    def _remember(self, file: CostFile) -> Measured:
+        """Keep a file's times, and return them beside the formulas."""
         taken = self._taken_from(file)
         self._taken: dict[tuple[int, int, int, bool], list[tuple[int, float]]] = {}
         for product, at, us in zip(map(_product, *taken.sizes), taken.at.tolist(), taken.us.tolist()):
@@ -225,7 +250,7 @@ class Estimates:
         slower = taken.us / least[taken.of]
         products = product_places(*_sizes(file.shapes))
         of, kernels = taken.of[known], np.concatenate(places)[known]
-        self._nearby = Nearby(products, of, kernels, np.log(beside[known]), slower[known])
+        return Measured(products, of, kernels, np.log(beside[known]), slower[known])
 
     def _taken_from(self, file: CostFile) -> _Taken:
         """Read a file's times of kernels that are offered, in the order of these."""

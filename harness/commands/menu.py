@@ -29,7 +29,7 @@ from tensorir_ladder.harness.records import check_writable, write_atomically
 from tensorir_ladder.harness.shapes import MOST_SHAPES
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.torch_ops.choice import choices
-from tensorir_ladder.torch_ops.estimates import FOLDER, Estimates, cost_file
+from tensorir_ladder.torch_ops.estimates import FOLDER, cost_file, estimates_on, other_cost_files
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -61,8 +61,7 @@ def run(options: argparse.Namespace, command: str) -> int:
     machine, compiler = hopper_machine(), toolchain.require_compiler()
     check_writable(options.out)
     known, able = cost_file(machine.name), list(choices())
-    of_here = known if known.gpu == machine.name else msgspec.structs.replace(known, shapes=())
-    estimates = Estimates(able, of_here, machine.multiprocessors)
+    estimates = estimates_on(machine.name, able, machine.multiprocessors)
     in_doubt = functools.partial(most_doubtful, estimates=estimates, count=options.count)
     taken_of = {"doubtful": in_doubt} if options.drawn else {}
     drawn = draw_products(options.seed, options.drawn or options.count, options.shapes, **taken_of)
@@ -81,13 +80,13 @@ def run(options: argparse.Namespace, command: str) -> int:
         times, cublas_us = time_menu(taken[problem], backend, compiler)
         name, us = min(times.items(), key=lambda pair: pair[1])
         print(f"{problem.shape} {problem.layout}: {us:.2f} us, {cublas_us / us:.3f} of cuBLAS, {name}", flush=True)
-        file, timed = with_times(file, machine.name, origin, {problem: times}), timed + 1
+        file, timed = with_times(file, machine, origin, {problem: times}), timed + 1
         write_atomically(path, file_text(file))  # what was timed is kept, whatever becomes of the rest
     print(f"{timed} of {len(drawn)} shapes are timed, in {path}; fitting constants to them", flush=True)
     rates, one_tile = fit_rates(file, able, machine), fit_one_tile(file, machine.multiprocessors)
     file = msgspec.structs.replace(file, rates=rounded(rates), one_tile=rounded(one_tile))
     write_atomically(path, file_text(file))
-    shares = chosen_over_best(file, able, machine)
+    shares = chosen_over_best(file, able, machine, others=other_cost_files(machine.name))
     found_best = f"{geometric_mean(shares):.3f} as fast as the best that was timed, {min(shares):.3f} at worst"
     print(f"of shapes left out in turn, what is chosen is {found_best}")
     return 0

@@ -21,7 +21,7 @@ from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops import estimates
 from tensorir_ladder.torch_ops.choice import choices
-from tensorir_ladder.torch_ops.estimates import CostFile, Estimates, cost_file
+from tensorir_ladder.torch_ops.estimates import CostFile, Estimates, cost_file, estimates_on
 from tensorir_ladder.torch_ops.few_rows import Streamed, streams
 from tensorir_ladder.torch_ops.one_tile import all_tiles, named
 
@@ -70,7 +70,7 @@ def test_constants_of_another_gpu_are_found() -> None:
     other = msgspec.structs.replace(FILE, rates=msgspec.structs.replace(rates, **changes))
     there, noise = Estimates(ALL, other, H200.multiprocessors), random.Random(1)
     found = {problem: timed_on(there, problem, noise) for problem in draw_products(11, 12)}
-    file = with_times(FILE, "NVIDIA Other", "made up", found)
+    file = with_times(FILE, hopper(name="NVIDIA Other"), "made up", found)
     fitted = fit_rates(file, ALL, H200)
     for name, value in changes.items():
         begun, got = getattr(rates, name), getattr(fitted, name)
@@ -84,15 +84,15 @@ def test_constants_of_another_gpu_are_found() -> None:
 def test_times_stand_beside_those_of_the_gpu_s_other_products() -> None:
     one, two = Matmul(64, 64, 64, "float16"), Matmul(64, 128, 64, "float16", "nt")
     names = [str(choice) for choice in ALL]
-    first = with_times(FILE, "NVIDIA H200", "first", {one: {names[0]: 2.0}, two: {names[1]: 3.0}})
-    again = with_times(first, "NVIDIA H200", "again", {one: {names[2]: 2.34567}})
+    first = with_times(FILE, H200, "first", {one: {names[0]: 2.0}, two: {names[1]: 3.0}})
+    again = with_times(first, H200, "again", {one: {names[2]: 2.34567}})
     assert [(shape.m, shape.n, shape.times) for shape in again.shapes] == [
         (64, 64, ((2, 2.346),)),
         (64, 128, ((1, 3.0),)),
     ]
-    assert len(with_times(first, "NVIDIA Other", "another GPU", {one: {names[2]: 2.0}}).shapes) == 1
+    assert len(with_times(first, hopper(name="NVIDIA Other"), "another GPU", {one: {names[2]: 2.0}}).shapes) == 1
     gone = msgspec.structs.replace(first, kernels=("a kernel of before", *first.kernels[1:]))
-    assert [shape.n for shape in with_times(gone, "NVIDIA H200", "", {}).shapes] == [128]
+    assert [shape.n for shape in with_times(gone, H200, "", {}).shapes] == [128]
     assert msgspec.json.decode(file_text(again), type=CostFile) == again
 
 
@@ -120,15 +120,14 @@ def measure(command: Command, folder: Path, *more: str) -> Outcome:
 def test_a_run_leaves_a_file_that_is_read_again(
     made_up: list[Candidate], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    known = estimates_on(H200.name, ALL, H200.multiprocessors)
     outcome = measure(command, tmp_path)
     assert outcome.code == 0, outcome
+    assert len(made_up) == sum(len(candidates(problem, known, H200)) for problem in draw_products(5, 2))
     monkeypatch.setattr(estimates, "FOLDER", tmp_path)
-    read = cost_file.__wrapped__("NVIDIA H200")
+    read = cost_file("NVIDIA H200")
     sizes = {(shape.m, shape.n, shape.k) for shape in read.shapes}
     assert {(problem.m, problem.n, problem.k) for problem in draw_products(5, 2)} <= sizes
-    assert len(made_up) == sum(
-        len(candidates(problem, Estimates(ALL, cost_file("NVIDIA H200"), 132), H200)) for problem in draw_products(5, 2)
-    )
     assert "of cuBLAS" in outcome.out
 
 
@@ -138,7 +137,7 @@ def test_of_many_products_those_are_timed_whose_choice_is_in_doubt() -> None:
     beside = [Matmul(512 + 8 * more, 1024, 1024, "float16") for more in (1, 2)]
     others = [Matmul(2000, 3000, 1000, "float16"), Matmul(264, 5000, 4000, "float16", "nt")]
     times = timed_on(ESTIMATES, measured)
-    file = with_times(FILE, "NVIDIA H200", "made up", {measured: times})
+    file = with_times(FILE, H200, "made up", {measured: times})
     known = Estimates(ALL, file, H200.multiprocessors)
     taken = most_doubtful([measured, *beside, *others], known, 3)
     assert len(taken) == 3
@@ -168,7 +167,7 @@ def test_what_was_timed_before_a_fault_is_kept(
     monkeypatch.setattr(menu_command, "cost_file", lambda _: FILE)
     assert measure(command, tmp_path, "--shapes", "decode").code == 1
     monkeypatch.setattr(estimates, "FOLDER", tmp_path)
-    kept = {(shape.m, shape.n, shape.k) for shape in cost_file.__wrapped__("NVIDIA H200").shapes}
+    kept = {(shape.m, shape.n, shape.k) for shape in cost_file("NVIDIA H200").shapes}
     assert (first.m, first.n, first.k) in kept
     assert (second.m, second.n, second.k) not in kept
 
@@ -199,7 +198,7 @@ def test_what_was_timed_is_kept_where_the_fit_fails(
     monkeypatch.setattr(menu_command, "fit_rates", fails)
     assert measure(command, tmp_path, "--shapes", "decode").code != 0
     monkeypatch.setattr(estimates, "FOLDER", tmp_path)
-    kept = {(shape.m, shape.n, shape.k) for shape in cost_file.__wrapped__("NVIDIA H200").shapes}
+    kept = {(shape.m, shape.n, shape.k) for shape in cost_file("NVIDIA H200").shapes}
     assert {(problem.m, problem.n, problem.k) for problem in draw_products(5, 2, ["decode"])} <= kept
 
 

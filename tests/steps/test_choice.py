@@ -279,7 +279,7 @@ def test_parts_added_up_one_behind_the_other_are_fewer() -> None:
 def test_widths_between_are_legal_and_the_cheapest_where_they_fill_the_gpu_once() -> None:
     machine, between = H200.for_choices(), step10_wgmma.BETWEEN
     listed = [each for each in step10_wgmma.FITTED.choices if each not in between]
-    assert len({*step10_wgmma.FITTED.choices, *between}) == len(listed) + len(between)
+    assert len(set(step10_wgmma.FITTED.choices)) == len(step10_wgmma.FITTED.choices) == len(listed) + len(between)
     assert not any(each.tile.violations(machine.target, 2, each.stages) for each in between)
     once = Matmul(11 * 192, 12 * 176, 2432, "float16")  # 132 tiles of 192x176
     costs = {each: cost.wgmma_cycles(each, once, machine) for each in (*listed, *between)}

@@ -468,10 +468,10 @@ def test_small_results_are_stored_to_rows_of_any_length(
 
 
 def test_large_results_of_16_bits_are_copied_to_rows_of_any_length() -> None:
-    operands = arrange(form("a", (1024, 64)), form("b", (64, 511)), "float16")
+    operands = arrange(form("a", (3072, 64)), form("b", (64, 511)), "float16")
     assert operands.narrows()
-    assert not replace(operands, problem=replace(operands.problem, m=1100)).narrows()
-    wide = arrange(form("a", (1100, 64)), form("b", (64, 511)), "float32")
+    assert not replace(operands, problem=replace(operands.problem, m=3100)).narrows()
+    wide = arrange(form("a", (3100, 64)), form("b", (64, 511)), "float32")
     assert wide.narrows()
     assert not arrange(form("a", (8, 64)), form("b", (64, 512)), "float16").narrows()
 
