@@ -5,6 +5,7 @@ No process outlives the one that asked for it, even if that is killed; folders t
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
@@ -30,6 +31,7 @@ Tell = Callable[[str], object]
 # A fresh interpreter: a process that has used CUDA, or has threads, cannot be copied.
 CONTEXT = multiprocessing.get_context("spawn")
 FAILED = 1
+BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # of NumPy's; read when it is imported
 NOTES = "tensorir-ladder-"  # and the process's number: a folder of what pieces of work say
 
 
@@ -55,7 +57,7 @@ def each_in_a_process(
     a :class:`Lost`. Closing the iterator ends all processes.
     """
     _sweep(Path(tempfile.gettempdir()))
-    with tempfile.TemporaryDirectory(prefix=f"{NOTES}{os.getpid()}-") as notes:
+    with tempfile.TemporaryDirectory(prefix=f"{NOTES}{os.getpid()}-") as notes, _one_thread_each():
         # Each process imports the work's module as it begins, all at once: later only one at a time takes a piece.
         pool = ProcessPool(jobs, initializer=_begin, initargs=(os.getpid(), work), context=CONTEXT)
         try:
@@ -69,6 +71,24 @@ def each_in_a_process(
         finally:
             pool.stop()
             pool.join()
+
+
+@contextlib.contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Have processes that are started meanwhile multiply and solve by one thread each.
+
+    With as many threads as there are cores, 15 processes on 16 cores chose a kernel ten times as slowly.
+    """
+    before = {name: os.environ.get(name) for name in BLAS_THREADS}
+    os.environ.update(dict.fromkeys(BLAS_THREADS, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _begin(parent: int, _work: Callable[..., object]) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from support.slow_module import when_imported
+import os
+
+import pytest
+
+from support.slow_module import blas_threads, when_imported
 from tensorir_ladder.harness.lab.workers import each_in_a_process
 
 
@@ -11,3 +15,13 @@ def test_processes_import_the_work_at_once() -> None:
     begun, ended = zip(*{times for _, times in each_in_a_process(when_imported, range(4), jobs=2, limit_s=60)})
     assert len(begun) == 2
     assert max(begun) < min(ended)
+
+
+@pytest.mark.parametrize("before", [None, "5"])
+def test_processes_side_by_side_solve_by_one_thread_each(before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "OPENBLAS_NUM_THREADS"
+    monkeypatch.delenv(name, raising=False)
+    if before:
+        monkeypatch.setenv(name, before)
+    assert [told for _, told in each_in_a_process(blas_threads, range(2), jobs=2, limit_s=60)] == ["1", "1"]
+    assert os.environ.get(name) == before
