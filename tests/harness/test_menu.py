@@ -121,6 +121,8 @@ def test_a_run_leaves_a_file_that_is_read_again(
     made_up: list[Candidate], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = estimates_on(H200.name, ALL, H200.multiprocessors)
+    monkeypatch.setattr(menu_command, "cost_file", lambda _: FILE)
+    monkeypatch.setattr(menu_command, "other_cost_files", lambda _: [])
     outcome = measure(command, tmp_path)
     assert outcome.code == 0, outcome
     assert len(made_up) == sum(len(candidates(problem, known, H200)) for problem in draw_products(5, 2))

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support import broken_kernels
+from support import broken_kernels, call_kernels
 from support.cases import Outcome as Ran
 from support.driver_stand_in import emulated_driver
 from tensorir_ladder.emulator import EmulatedProgram, LaunchPlan, PlainBuffer
@@ -275,6 +275,15 @@ def test_names_name_kernels_and_folders() -> None:
 @pytest.mark.parametrize("name", ["ring, whole", "step 13, bounded, whole"])
 def test_whole_kernels_are_clean(name: str) -> None:
     assert emulated_finding(broken_kernels.subject(name)) == Finding()
+
+
+@pytest.mark.emulator
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", call_kernels.subject_names())
+def test_forms_of_the_call_s_kernels_are_clean(name: str) -> None:
+    made = call_kernels.subject(name)
+    assert made.whole
+    assert emulated_finding(made) == Finding()
 
 
 # Runs, with a stand-in for compute-sanitizer
