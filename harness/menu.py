@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -87,14 +87,19 @@ def draw_products(
     return list(dict.fromkeys([*(Matmul(side, side, side, "float16") for side in squares), *mixed]))
 
 
-def most_doubtful(products: Sequence[Matmul], estimates: Estimates, count: int) -> list[Matmul]:
+def most_doubtful(
+    products: Sequence[Matmul],
+    estimates: Estimates,
+    count: int,
+    watched: Callable[[Sequence[Matmul]], Iterable[Matmul]] = iter,
+) -> list[Matmul]:
     """Return the ``count`` products for which most is expected to be lost by the choice, the greatest loss first.
 
-    Of products near each other one only: what is measured of it tells of the others.
+    Of products near each other one only: what is measured of it tells of the others. ``watched`` goes through them and
+    may show how far it is.
     """
-    sizes = [(each.m, each.n, each.k, each.layout == "nt") for each in products]
-    places = [product_places(*each) for each in sizes]
-    losses = [estimates.odds(each, streams(each)).loss for each in products]
+    places = [product_places(each.m, each.n, each.k, each.layout == "nt") for each in products]
+    losses = [estimates.odds(each, streams(each)).loss for each in watched(products)]
     taken: list[int] = []
     for number in sorted(range(len(products)), key=lambda each: -losses[each]):
         if all(np.linalg.norm(places[number] - places[other]) > APART for other in taken):

@@ -13,7 +13,8 @@ import msgspec
 
 from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.commands.build import build_ahead, hopper_machine
-from tensorir_ladder.harness.commands.options import add_jobs, seed_number
+from tensorir_ladder.harness.commands.options import UsageError, add_jobs, seed_number
+from tensorir_ladder.harness.commands.printing import progress
 from tensorir_ladder.harness.commands.values import between
 from tensorir_ladder.harness.menu import (
     MENU_GROUPS,
@@ -28,8 +29,9 @@ from tensorir_ladder.harness.menu_fit import chosen_over_best, fit_one_tile, fit
 from tensorir_ladder.harness.records import check_writable, write_atomically
 from tensorir_ladder.harness.shapes import MOST_SHAPES
 from tensorir_ladder.kernels.codegen import toolchain
+from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.choice import choices
-from tensorir_ladder.torch_ops.estimates import FOLDER, cost_file, estimates_on, other_cost_files
+from tensorir_ladder.torch_ops.estimates import FOLDER, Estimates, cost_file, estimates_on, other_cost_files
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -56,15 +58,26 @@ def _groups(text: str) -> tuple[str, ...]:
     return names
 
 
+def _draw(options: argparse.Namespace, estimates: Estimates) -> list[Matmul]:
+    """Draw the shapes: as many as are timed, or of more those whose choice is most in doubt."""
+    seed, count, groups, drawn = options.seed, options.count, options.shapes, options.drawn
+    if drawn is None:
+        return draw_products(seed, count, groups)
+    if drawn < count:
+        raise UsageError(f"--drawn {drawn}: fewer shapes than --count takes of them, {count}; draw more")
+    with progress() as bar:
+        watched = functools.partial(bar.track, total=drawn, description="estimating what the choice loses")
+        in_doubt = functools.partial(most_doubtful, estimates=estimates, count=count, watched=watched)
+        return draw_products(seed, drawn, groups, in_doubt)
+
+
 def run(options: argparse.Namespace, command: str) -> int:
     """Build all that is timed, time it shape by shape, then fit the constants and write the file."""
     machine, compiler = hopper_machine(), toolchain.require_compiler()
     check_writable(options.out)
     known, able = cost_file(machine.name), list(choices())
     estimates = estimates_on(machine.name, able, machine.multiprocessors)
-    in_doubt = functools.partial(most_doubtful, estimates=estimates, count=options.count)
-    taken_of = {"doubtful": in_doubt} if options.drawn else {}
-    drawn = draw_products(options.seed, options.drawn or options.count, options.shapes, **taken_of)
+    drawn = _draw(options, estimates)
     taken = {problem: candidates(problem, estimates, machine) for problem in drawn}
     build_ahead([each for of_one in taken.values() for each in of_one], options.jobs)
     if options.dry_run:
@@ -82,6 +95,9 @@ def run(options: argparse.Namespace, command: str) -> int:
         print(f"{problem.shape} {problem.layout}: {us:.2f} us, {cublas_us / us:.3f} of cuBLAS, {name}", flush=True)
         file, timed = with_times(file, machine, origin, {problem: times}), timed + 1
         write_atomically(path, file_text(file))  # what was timed is kept, whatever becomes of the rest
+    if not timed:
+        print(f"none of {len(drawn)} shapes is timed in the time given, and nothing is written")
+        return 0
     print(f"{timed} of {len(drawn)} shapes are timed, in {path}; fitting constants to them", flush=True)
     rates, one_tile = fit_rates(file, able, machine), fit_one_tile(file, machine.multiprocessors)
     file = msgspec.structs.replace(file, rates=rounded(rates), one_tile=rounded(one_tile))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +155,18 @@ def test_more_are_drawn_than_are_timed(made_up: list[Candidate], command: Comman
     products = {each.problem for each in made_up}
     assert len(products) == 4
     assert products < set(draw_products(5, 6, ["decode", "random8"]))
+    fewer = measure(command, tmp_path, "--shapes", "decode", "--drawn", "1")
+    assert (fewer.code, "--drawn 1" in fewer.err, "--count" in fewer.err) == (2, True, True)
+
+
+def test_a_run_without_time_for_a_shape_writes_nothing(
+    made_up: list[Candidate], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "monotonic", itertools.count(step=10**6).__next__)
+    outcome = measure(command, tmp_path, "--shapes", "decode", "--time-limit", "1")
+    assert outcome.code == 0, outcome
+    assert "none of 2" in outcome.out
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_was_timed_before_a_fault_is_kept(
