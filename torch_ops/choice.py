@@ -224,7 +224,8 @@ def choose(
 ) -> Choice | Streamed:
     """Return what was measured to be fastest on this GPU; or else the choice that should take the least time.
 
-    What the user measured (:mod:`.tuned_here`) goes before what we did.
+    What the user measured (:mod:`.tuned_here`) goes before what we did; what should take the least time is kept for
+    later processes (:mod:`.kept_choices`).
     ``batch`` and ``any_rows`` are those of :class:`Setting`; nothing of theirs was measured. Where operands are
     ``dense``, without gaps between rows, few rows may be taken by a kernel that streams the other operand; where it
     ``narrows``, results are stored to rows that TMA cannot step over, as not every kernel does. Raises
@@ -238,6 +239,21 @@ def choose(
         measured = tuned_here(problem, machine.name, machine.multiprocessors) or measured
     if measured and not flexible:
         return measured
+    from tensorir_ladder.torch_ops.kept_choices import find_choice, keep_choice  # which needs the kernels
+
+    gpu = str(machine.target), machine.name, machine.multiprocessors
+    found = find_choice(problem, *gpu, batch, any_rows, dense, narrows)
+    if found is None:
+        found = _cheapest(problem, machine, batch, any_rows, dense, narrows)
+        keep_choice(found, problem, *gpu, batch, any_rows, dense, narrows)
+    return found
+
+
+def _cheapest(
+    problem: Matmul, machine: Machine, batch: int, any_rows: bool, dense: bool, narrows: bool
+) -> Choice | Streamed:
+    """Return the choice that should take the least time; see :func:`choose`."""
+    flexible = batch > 1 or any_rows
     estimates = _estimates(str(machine.target), machine.name, machine.multiprocessors, flexible)
     streamed = dense and batch == 1 and streams(problem)
     times = estimates.times(problem, batch, streamed, one_tile=not flexible)
