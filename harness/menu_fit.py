@@ -19,7 +19,7 @@ from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.isa import PANEL
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.choice import Choice
-from tensorir_ladder.torch_ops.estimates import CostFile, Estimates, MeasuredShape
+from tensorir_ladder.torch_ops.estimates import Asked, CostFile, Estimates, MeasuredShape
 from tensorir_ladder.torch_ops.few_rows import Streamed, streams
 from tensorir_ladder.torch_ops.kernel_cost import Forms, KernelRates, KTile, microseconds, streaming_microseconds
 from tensorir_ladder.torch_ops.one_tile import OneTileRates, all_tiles, one_tile_microseconds
@@ -46,8 +46,7 @@ class _Fit:
         self.streamed = [row for row in rows if row[2] == str(Streamed())]
         self.start = start
         self.forms = Forms([by_name[name] for _, _, name, _ in cut], start, machine.multiprocessors)
-        self.m, self.n, self.k = (np.array([getattr(row[1], side) for row in cut]) for side in "mnk")
-        self.nt = np.array([row[1].layout == "nt" for row in cut])
+        self.asked = Asked.all_of([row[1].asked for row in cut])
         ordered = [*cut, *self.streamed]
         self.shape, self.us = np.array([row[0] for row in ordered]), np.array([row[3] for row in ordered])
         best = np.full(len(named), np.inf)
@@ -72,7 +71,8 @@ class _Fit:
         """Return the formula's microseconds of all times; those of kernels that stream weights are the last."""
         rates = self.rates(x)
         forms = self.forms.rated(rates)
-        times = microseconds(forms, KTile(forms, self.n, self.k, self.nt), self.m, self.n, self.k)
+        m, n, k, nt, a_row, b_row = self.asked
+        times = microseconds(forms, KTile(forms, a_row, b_row, nt), m, n, k)
         shapes = [shape for _, shape, _, _ in self.streamed]
         few = [streaming_microseconds(each.m, each.n, each.k, each.layout == "nt", rates) for each in shapes]
         return np.append(times, few)
@@ -129,8 +129,7 @@ def fit_one_tile(file: CostFile, multiprocessors: int) -> OneTileRates:
     timed = [(each, place, us) for each in file.shapes for old, us in each.times if (place := places[old]) is not None]
     if not timed:
         return file.one_tile
-    m, n, k = (np.array([getattr(shape, side) for shape, _, _ in timed]) for side in "mnk")
-    nt, us = np.array([shape.layout == "nt" for shape, _, _ in timed]), np.array([us for _, _, us in timed])
+    asked, us = Asked.all_of([shape.asked for shape, _, _ in timed]), np.array([us for _, _, us in timed])
     tiles = all_tiles().at(np.array([place for _, place, _ in timed]))
     least = {id(shape): math.inf for shape, _, _ in timed}
     for shape, _, one in timed:
@@ -143,7 +142,7 @@ def fit_one_tile(file: CostFile, multiprocessors: int) -> OneTileRates:
         return msgspec.structs.replace(file.one_tile, **dict(zip(names, np.exp(x).tolist())))
 
     def errors(x: np.ndarray) -> np.ndarray:
-        guessed = one_tile_microseconds(tiles, m, n, k, nt, multiprocessors, rates(x))
+        guessed = one_tile_microseconds(tiles, *asked, multiprocessors, rates(x))
         known = np.isfinite(guessed)
         return np.append(weights * np.where(known, np.log(np.where(known, guessed, us) / us), 0.0), PULL * (x - first))
 
@@ -178,7 +177,7 @@ def chosen_over_best(
         for shape in asked[fold::FOLDS]:
             taken: dict[Any, float] = {file.kernels[place]: us for place, us in shape.times}
             problem = Matmul(shape.m, shape.n, shape.k, "float16", shape.layout)
-            times = estimates.times(problem, streamed=streams(problem))
+            times = estimates.times(problem, streamed=streams(problem), rows=shape.rows)
             expected = dict(zip(map(str, estimates.kernels), times.menu.tolist()))
             timed = [(old, tiles[old]) for old, _ in shape.times]
             expected |= {file.kernels[old]: float(times.tiles[place]) for old, place in timed if place is not None}

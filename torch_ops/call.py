@@ -237,7 +237,7 @@ def choose_for(
     # What is refused of many rows is refused of few: results that do not leave by TMA.
     dense = operands.are_dense(out) and (not any_m or can_store_by_tma(problem, ROLE_CHOICES[0].tile))
     narrows = operands.narrows(out)
-    choice = choose(problem, machine, batch, any_m, dense, narrows)
+    choice = choose(problem, machine, batch, any_m, dense, narrows, operands.steps)
     if isinstance(choice, Streamed):
         return choice, problem, Setting(machine, finish=finish)
     columns = operands.columns if choice.kernel.narrowing and narrows else 0

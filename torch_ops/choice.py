@@ -221,6 +221,7 @@ def choose(
     any_rows: bool = False,
     dense: bool = False,
     narrows: bool = False,
+    rows: tuple[int, int] | None = None,
 ) -> Choice | Streamed:
     """Return what was measured to be fastest on this GPU; or else the choice that should take the least time.
 
@@ -228,8 +229,9 @@ def choose(
     later processes (:mod:`.kept_choices`).
     ``batch`` and ``any_rows`` are those of :class:`Setting`; nothing of theirs was measured. Where operands are
     ``dense``, without gaps between rows, few rows may be taken by a kernel that streams the other operand; where it
-    ``narrows``, results are stored to rows that TMA cannot step over, as not every kernel does. Raises
-    IllegalTile where the GPU can hold no choice, with what is wrong with the first.
+    ``narrows``, results are stored to rows that TMA cannot step over, as not every kernel does. ``rows``: the elements
+    that rows of A and B begin apart where the kernel reads them; without gaps if None. Raises IllegalTile where the GPU
+    can hold no choice, with what is wrong with the first.
     """
     measured = tuned(machine.name).get((problem.m, problem.n, problem.k, problem.dtype, problem.layout))
     flexible = batch > 1 or any_rows
@@ -242,21 +244,28 @@ def choose(
     from tensorir_ladder.torch_ops.kept_choices import find_choice, keep_choice  # which needs the kernels
 
     gpu = str(machine.target), machine.name, machine.multiprocessors
-    found = find_choice(problem, *gpu, batch, any_rows, dense, narrows)
+    asked = problem, *gpu, batch, any_rows, dense, narrows, rows
+    found = find_choice(*asked)
     if found is None:
-        found = _cheapest(problem, machine, batch, any_rows, dense, narrows)
-        keep_choice(found, problem, *gpu, batch, any_rows, dense, narrows)
+        found = _cheapest(problem, machine, batch, any_rows, dense, narrows, rows)
+        keep_choice(found, *asked)
     return found
 
 
 def _cheapest(
-    problem: Matmul, machine: Machine, batch: int, any_rows: bool, dense: bool, narrows: bool
+    problem: Matmul,
+    machine: Machine,
+    batch: int,
+    any_rows: bool,
+    dense: bool,
+    narrows: bool,
+    rows: tuple[int, int] | None,
 ) -> Choice | Streamed:
     """Return the choice that should take the least time; see :func:`choose`."""
     flexible = batch > 1 or any_rows
     estimates = _estimates(str(machine.target), machine.name, machine.multiprocessors, flexible)
     streamed = dense and batch == 1 and streams(problem)
-    times = estimates.times(problem, batch, streamed, one_tile=not flexible)
+    times = estimates.times(problem, batch, streamed, one_tile=not flexible, rows=rows)
     able = (place for place in times.menu.argsort() if estimates.kernels[place].takes(problem, machine))
     chosen = next(able)
     tiles = np.where(all_tiles().upright, np.inf, times.tiles) if narrows else times.tiles

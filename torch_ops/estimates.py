@@ -48,18 +48,57 @@ RING, ROLES, EXCHANGED, UPRIGHT, STREAMED = range(5)  # families of kernels, of 
 Extent = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 
 
-class MeasuredShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Times of kernels for one product: places in the file's list of kernels, and microseconds."""
+class MeasuredShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Times of kernels for one product: places in the file's list of kernels, and microseconds.
+
+    ``rows``: elements that rows of A and of B begin apart; none where there are no gaps between them.
+    """
 
     m: Extent
     n: Extent
     k: Extent
     layout: str
     times: Annotated[tuple[tuple[int, Positive], ...], msgspec.Meta(min_length=1)]
+    rows: tuple[Extent, Extent] | None = None
 
     def __post_init__(self) -> None:
         if self.layout not in LAYOUTS:
             raise ValueError(f"no layout {self.layout!r}")
+
+    @property
+    def asked(self) -> Asked:
+        """The product as the formulas take it."""
+        return Asked.of(Matmul(self.m, self.n, self.k, "float16", self.layout), self.rows)
+
+
+class Asked(NamedTuple):
+    """A product as the formulas take it: whether B is stored transposed, and the elements that rows begin apart.
+
+    A field may be an array, an element for each of many products.
+    """
+
+    m: Any
+    n: Any
+    k: Any
+    nt: Any
+    a_row: Any
+    b_row: Any
+
+    @classmethod
+    def of(cls, problem: Matmul, rows: tuple[int, int] | None = None) -> Asked:
+        """Ask for a problem; rows are without gaps where that is not said."""
+        nt = problem.layout == "nt"
+        return cls(problem.m, problem.n, problem.k, nt, *(rows or (problem.k, problem.k if nt else problem.n)))
+
+    @classmethod
+    def all_of(cls, products: Sequence[Asked]) -> Asked:
+        """Ask for many products at once."""
+        kinds = {"nt": bool}
+        return cls(*(np.array([getattr(each, one) for each in products], kinds.get(one, int)) for one in cls._fields))
+
+    def at(self, places: Any) -> Asked:
+        """Return some of many products, in their order."""
+        return Asked(*(each[places] for each in self))
 
 
 class CostFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -147,36 +186,46 @@ class Estimates:
         elsewhere = (Estimates(choices, each, each.multiprocessors).measured for each in others)
         self._nearby = Nearby(self.measured, *elsewhere)
 
-    def times(self, problem: Matmul, batch: int = 1, streamed: bool = False, one_tile: bool = True) -> Times:
+    def times(
+        self,
+        problem: Matmul,
+        batch: int = 1,
+        streamed: bool = False,
+        one_tile: bool = True,
+        rows: tuple[int, int] | None = None,
+    ) -> Times:
         """Estimate microseconds of ``batch`` products; of ``one_tile`` each only where that is asked for.
 
         The CORRECTED kernels that each formula puts first are corrected by what was measured, and all others left
         behind them; what one was measured to take for this very product, rows by the eight, stands. ``streamed`` allows
-        the kernel that streams weights. Nothing was measured of batches.
+        the kernel that streams weights. ``rows``: the elements that rows of A and B begin apart; without gaps if None.
+        Nothing was measured of batches.
         """
-        found = self._by_formulas(problem, batch, streamed, one_tile)
+        asked = Asked.of(problem, rows)
+        found = self._by_formulas(asked, batch, streamed, one_tile)
         if batch > 1:
             return found
-        first, expected = self._expected(problem, found)
+        first, expected = self._expected(asked, found)
         factors = np.exp(expected.off + CAUTION * expected.deviation)
         for times, corrected, by in zip(found, first, np.split(factors, [len(first.menu)])):
             if len(corrected):
                 times_of = times[corrected] * by
                 np.maximum(times, times_of.max(), out=times)
                 times[corrected] = times_of
-        for place, us in self._taken.get(_product(*_asked(problem)), ()):
+        for place, us in self._taken.get(_product(*asked), ()):
             times, at = (found.menu, place) if place < len(found.menu) else (found.tiles, place - len(found.menu))
             if np.isfinite(times[at]):  # what may be taken here
                 times[at] = us
         return found
 
-    def odds(self, problem: Matmul, streamed: bool = False) -> Odds:
+    def odds(self, problem: Matmul, streamed: bool = False, rows: tuple[int, int] | None = None) -> Odds:
         """Estimate how likely each kernel is the fastest for a product, and what is lost by taking the chosen one.
 
-        By DRAWS draws of all kernels' times, together, from what was measured near by.
+        By DRAWS draws of all kernels' times, together, from what was measured near by. ``rows`` as of :meth:`times`.
         """
-        formulas = self._by_formulas(problem, 1, streamed, one_tile=True)
-        first, expected = self._expected(problem, formulas)
+        asked = Asked.of(problem, rows)
+        formulas = self._by_formulas(asked, 1, streamed, one_tile=True)
+        first, expected = self._expected(asked, formulas)
         likely = np.log(np.concatenate([times[places] for times, places in zip(formulas, first)])) + expected.off
         # Covariances of kernels that are nearly the same are singular but for rounding.
         values, vectors = np.linalg.eigh(expected.covariance)
@@ -188,21 +237,21 @@ class Estimates:
         odds.menu[first.menu], odds.tiles[first.tiles] = np.split(fastest, [len(first.menu)])
         return odds
 
-    def _by_formulas(self, problem: Matmul, batch: int, streamed: bool, one_tile: bool) -> Times:
-        (m, n, k, nt), forms = _asked(problem), self.forms
+    def _by_formulas(self, asked: Asked, batch: int, streamed: bool, one_tile: bool) -> Times:
+        (m, n, k, nt, a_row, b_row), forms = asked, self.forms
         few = streaming_microseconds(m, n, k, nt, forms.rates) if streamed else np.inf
-        menu = np.append(microseconds(forms, self._k_tile(n % LINE, k % LINE, nt), m, n, k, batch), few)
+        menu = np.append(microseconds(forms, self._k_tile(a_row % LINE, b_row % LINE, nt), m, n, k, batch), few)
         tiles = np.full(len(all_tiles().width), np.inf)
         if one_tile and m * n <= MOST_RESULTS:
-            tiles = one_tile_microseconds(all_tiles(), m, n, k, nt, forms.multiprocessors, self.one_tile)
+            tiles = one_tile_microseconds(all_tiles(), *asked, forms.multiprocessors, self.one_tile)
         return Times(menu, tiles)
 
-    def _expected(self, problem: Matmul, formulas: Times) -> tuple[Times, Expected]:
+    def _expected(self, asked: Asked, formulas: Times) -> tuple[Times, Expected]:
         """Return the places of the kernels that each formula puts first, and what all of these should differ by."""
-        m, n, k, nt = _asked(problem)
+        m, n = asked.m, asked.n
         first = Times(np.sort(_first(formulas.menu)), _first(formulas.tiles))  # the menu's last streams weights
         places = np.concatenate([self._place_menu(first.menu, m, n), self._place_tiles(first.tiles, m, n)])
-        return first, self._nearby.expected(product_places(m, n, k, nt), places)
+        return first, self._nearby.expected(product_places(*asked), places)
 
     def _place_menu(self, at: np.ndarray, m: Any, n: Any) -> np.ndarray:
         """Place kernels of the menu for one product, or one for each; that which streams weights only at the end."""
@@ -226,29 +275,29 @@ class Estimates:
     def _remember(self, file: CostFile) -> Measured:
         """Keep a file's times, and return them beside the formulas."""
         taken = self._taken_from(file)
-        self._taken: dict[tuple[int, int, int, bool], list[tuple[int, float]]] = {}
-        for product, at, us in zip(map(_product, *taken.sizes), taken.at.tolist(), taken.us.tolist()):
+        self._taken: dict[Asked, list[tuple[int, float]]] = {}
+        for product, at, us in zip(map(_product, *taken.asked), taken.at.tolist(), taken.us.tolist()):
             self._taken.setdefault(product, []).append((at, us))
         # The menu's come first, then those of streamed weights, then those of tiles.
         streamed, tiles = np.searchsorted(taken.at, (len(self.kernels) - 1, len(self.kernels)))
         of_menu, of_streamed, of_tiles = taken.part(0, streamed), taken.part(streamed, tiles), taken.part(tiles, None)
-        (m, n, k, nt), forms = of_menu.sizes, self.forms.at(of_menu.at)
+        (m, n, k, nt, a_row, b_row), forms = of_menu.asked, self.forms.at(of_menu.at)
         tile = of_tiles.at - len(self.kernels)
         guessed = (
-            microseconds(forms, KTile(forms, n, k, nt), m, n, k),
-            streaming_microseconds(*of_streamed.sizes, self.forms.rates),
-            one_tile_microseconds(all_tiles().at(tile), *of_tiles.sizes, self.forms.multiprocessors, self.one_tile),
+            microseconds(forms, KTile(forms, a_row, b_row, nt), m, n, k),
+            streaming_microseconds(*of_streamed.asked[:4], self.forms.rates),
+            one_tile_microseconds(all_tiles().at(tile), *of_tiles.asked, self.forms.multiprocessors, self.one_tile),
         )
         beside = taken.us / np.concatenate(guessed)
         known = beside > 0  # else a formula excludes the kernel: infinite; another version has timed it
         places = (
-            self._place_menu(taken.at[:tiles], *taken.part(0, tiles).sizes[:2]),
-            self._place_tiles(tile, *of_tiles.sizes[:2]),
+            self._place_menu(taken.at[:tiles], *taken.part(0, tiles).asked[:2]),
+            self._place_tiles(tile, *of_tiles.asked[:2]),
         )
         least = np.full(len(file.shapes), np.inf)
         np.minimum.at(least, taken.of, taken.us)
         slower = taken.us / least[taken.of]
-        products = product_places(*_sizes(file.shapes))
+        products = product_places(*Asked.all_of([shape.asked for shape in file.shapes]))
         of, kernels = taken.of[known], np.concatenate(places)[known]
         return Measured(products, of, kernels, np.log(beside[known]), slower[known])
 
@@ -262,11 +311,12 @@ class Estimates:
         of, kernel, us = map(np.array, zip(*times)) if times else (np.zeros(0, int), np.zeros(0, int), np.zeros(0))
         order = np.argsort(place[kernel], kind="stable")
         order = order[place[kernel[order]] >= 0]
-        return _Taken(of[order], place[kernel[order]], us[order], [size[of[order]] for size in _sizes(file.shapes)])
+        asked = Asked.all_of([shape.asked for shape in file.shapes]).at(of[order])
+        return _Taken(of[order], place[kernel[order]], us[order], asked)
 
 
 class _Taken(NamedTuple):
-    """Times of a file, an element each: of which of its shapes, by which kernel, microseconds, and m, n, k and nt.
+    """Times of a file, an element each: of which of its shapes, by which kernel, microseconds, and what was asked.
 
     Kernels are places in the menu, or behind it those of tiles.
     """
@@ -274,28 +324,17 @@ class _Taken(NamedTuple):
     of: np.ndarray
     at: np.ndarray
     us: np.ndarray
-    sizes: Sequence[np.ndarray]
+    asked: Asked
 
     def part(self, first: int, end: int | None) -> _Taken:
         """Return some in a row."""
         some = slice(first, end)
-        return _Taken(self.of[some], self.at[some], self.us[some], [size[some] for size in self.sizes])
+        return _Taken(self.of[some], self.at[some], self.us[some], self.asked.at(some))
 
 
-def _sizes(shapes: Sequence[MeasuredShape]) -> list[np.ndarray]:
-    """Return m, n, k, and whether B is stored transposed, of all shapes."""
-    extents = [np.array([getattr(shape, side) for shape in shapes], int) for side in "mnk"]
-    return [*extents, np.array([shape.layout == "nt" for shape in shapes], bool)]
-
-
-def _asked(problem: Matmul) -> tuple[int, int, int, bool]:
-    """Return m, n, k, and whether B is stored transposed, of one."""
-    return problem.m, problem.n, problem.k, problem.layout == "nt"
-
-
-def _product(m: int, n: int, k: int, nt: bool) -> tuple[int, int, int, bool]:
+def _product(m: int, n: int, k: int, nt: bool, a_row: int, b_row: int) -> Asked:
     """Tell products apart for which a kernel takes different times."""
-    return int(by_the_eight(m)), int(n), int(k), bool(nt)
+    return Asked(int(by_the_eight(m)), int(n), int(k), bool(nt), int(a_row), int(b_row))
 
 
 def _first(times: np.ndarray) -> np.ndarray:

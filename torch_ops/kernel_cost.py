@@ -150,14 +150,14 @@ class Forms:
 class KTile:
     """Hold what a k tile takes in each kernel, where rows of the operands lie so: multiplying, loading, and its turn.
 
-    ``all_busy`` is its time while all multiprocessors load. ``n``, ``k`` and ``nt`` (B is stored transposed) say which
-    rows lie across cache lines.
+    ``all_busy`` is its time while all multiprocessors load. The elements that rows of A and B begin apart, and ``nt``
+    (B is stored transposed), say which lie across cache lines.
     """
 
-    def __init__(self, forms: Forms, n: Any, k: Any, nt: Any) -> None:
+    def __init__(self, forms: Forms, a_row: Any, b_row: Any, nt: Any) -> None:
         f, r = forms, forms.rates
-        a_factor = across_lines(k, 0, r.straddling, r.lines)
-        b_factor = np.where(nt, a_factor, across_lines(n, f.block_n, r.straddling, r.lines))
+        a_factor = across_lines(a_row, 0, r.straddling, r.lines)
+        b_factor = across_lines(b_row, f.block_n * ~np.asarray(nt, bool), r.straddling, r.lines)
         self.rates, self.written = r, 1 + (r.writing_across - 1) * f.ragged
         self.multiplying = f.block_m * f.block_n * f.block_k / (r.multiply_adds * f.efficiency)
         self.brought = (f.block_m * a_factor / f.across + f.block_n * b_factor / f.down) * f.block_k * ITEMSIZE

@@ -41,11 +41,16 @@ def by_the_eight(m: Any) -> Any:
     return np.where(np.asarray(m) <= EIGHT, m, -(-np.asarray(m) // EIGHT) * EIGHT)
 
 
-def product_places(m: Any, n: Any, k: Any, nt: Any) -> np.ndarray:
-    """Place products, a row each: numbers or arrays of sizes, and of whether B is stored transposed."""
-    along = np.where(nt, k, n)  # a row of B
-    flags = [LINES * np.asarray(flag) for flag in (nt, np.mod(n, LINE) != 0, np.mod(k, LINE) != 0)]
-    flags += [SECTORS * (np.mod(row, SECTOR) != 0) for row in (along, k)]
+def product_places(m: Any, n: Any, k: Any, nt: Any, a_row: Any = None, b_row: Any = None) -> np.ndarray:
+    """Place products, a row each: numbers or arrays of sizes, and of whether B is stored transposed.
+
+    ``a_row`` and ``b_row`` are the elements that rows of the operands begin apart; without gaps between them if None.
+    """
+    a_row = k if a_row is None else a_row
+    b_row = np.where(nt, k, n) if b_row is None else b_row
+    across = np.mod(np.where(nt, n, b_row), LINE) != 0, np.mod(a_row, LINE) != 0
+    flags = [LINES * np.asarray(flag) for flag in (nt, *across)]
+    flags += [SECTORS * (np.mod(row, SECTOR) != 0) for row in (b_row, a_row)]
     sizes = M * np.log2(np.maximum(by_the_eight(m), FEWEST_ROWS)), N * np.log2(n), K * np.log2(k)
     return np.stack(np.broadcast_arrays(*sizes, *flags), axis=-1)
 

@@ -190,11 +190,20 @@ def across_lines(row: Any, width: Any, straddling: float, lines: float) -> Any:
 
 
 def one_tile_microseconds(
-    tiles: _Tiles, m: Any, n: Any, k: Any, nt: Any, multiprocessors: int, rates: OneTileRates
+    tiles: _Tiles,
+    m: Any,
+    n: Any,
+    k: Any,
+    nt: Any,
+    a_row: Any,
+    b_row: Any,
+    multiprocessors: int,
+    rates: OneTileRates,
 ) -> np.ndarray:
     """Return about how long a product takes by each tile; infinite where it cannot.
 
-    Sizes, and ``nt`` (B is stored transposed), may be arrays, an element for each tile.
+    Sizes, ``nt`` (B is stored transposed), and the elements that rows of A and B begin apart may be arrays, an element
+    for each tile.
 
     ::
 
@@ -203,8 +212,10 @@ def one_tile_microseconds(
         in all   = the longer of the loop and reading both operands once, a part of the other, launch, joining, storing
     """
     r, t = rates, tiles
-    a_factor = across_lines(k, 0, r.straddling, r.lines)
-    b_factor = np.where(nt, a_factor, across_lines(n, t.columns * t.upright, r.straddling, r.lines))
+    a_factor = across_lines(a_row, 0, r.straddling, r.lines)
+    # Of a B stored [k, n] tiles behind the first begin at multiples of their width.
+    along = t.columns * t.upright * ~np.asarray(nt, bool) * (t.columns < n)
+    b_factor = across_lines(b_row, along, r.straddling, r.lines)
     blocks = t.blocks(m, n)
     on_each, busy = _spread(t, blocks, multiprocessors)
     stages, held = (np.where(on_each > 1, each[1], each[0]) for each in (t.stages, t.held))

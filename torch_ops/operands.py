@@ -148,6 +148,13 @@ class Operands:
         return readable(self.b, dtype_bytes(self.problem.dtype)).row_bytes % ROW_BYTES != 0
 
     @property
+    def steps(self) -> tuple[int, int]:
+        """The elements that rows of A and of B begin apart where a kernel that TMA loads for reads them."""
+        itemsize = dtype_bytes(self.problem.dtype)
+        a, b = (readable(matrix, itemsize).row_bytes // itemsize for matrix in (self.a, self.b))
+        return a, b
+
+    @property
     def are_copied(self) -> bool:
         """True where a kernel that TMA loads for reads a copy of an operand."""
         return not (fits_tma(self.a) and fits_tma(self.b))

@@ -18,7 +18,7 @@ from tensorir_ladder.schedules.tiles import Choice, ThreadTile, WarpgroupTile, W
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.registry import find_steps
 from tensorir_ladder.torch_ops import choice as menu
-from tensorir_ladder.torch_ops.estimates import cost_file
+from tensorir_ladder.torch_ops.estimates import Asked, cost_file
 from tensorir_ladder.torch_ops.kernel_cost import Forms, KTile, microseconds
 
 # Of one tile, a model hardly tells stage counts and variants apart. So the next of a tile is asked for when as many
@@ -53,12 +53,12 @@ def _microseconds(legal: Sequence[Case]) -> list[float]:
     problem, machine = legal[0].problem, legal[0].machine.for_choices()
     own = [_as_chosen(case) for case in legal]
     whole = [replace(each, kernel=replace(each.kernel, cuts=False)) for each in own]
-    k_tile = problem.n, problem.k, problem.layout == "nt"
+    *_, nt, a_row, b_row = Asked.of(problem)
     rates = cost_file(machine.name).rates
     found = []
     for choices in (own, whole):
         forms = Forms(choices, rates, machine.multiprocessors)
-        found.append(microseconds(forms, KTile(forms, *k_tile), problem.m, problem.n, problem.k))
+        found.append(microseconds(forms, KTile(forms, a_row, b_row, nt), problem.m, problem.n, problem.k))
     return np.where(np.isfinite(found[0]), *found).tolist()  # a cut that the formula excludes counts as whole tiles
 
 

@@ -187,11 +187,17 @@ def _use(
     library: Library, monkeypatch: pytest.MonkeyPatch, choosing: Callable[..., Choice | Streamed] = _simple
 ) -> None:
     def chosen(
-        problem: Matmul, machine: Machine, batch: int, any_rows: bool, dense: bool, narrows: bool
+        problem: Matmul,
+        machine: Machine,
+        batch: int,
+        any_rows: bool,
+        dense: bool,
+        narrows: bool,
+        rows: tuple[int, int],
     ) -> Choice | Streamed:
         if choosing is _simple and (batch, any_rows) == (1, False):
             return _simple(problem, machine)
-        return choose(problem, machine, batch, any_rows, dense, narrows)
+        return choose(problem, machine, batch, any_rows, dense, narrows, rows)
 
     def lowered(choice: Choice | Streamed, problem: Matmul, setting: Setting, _compiler: Any) -> CompiledKernel:
         key = (str(choice), problem, replace(setting, machine=None))

@@ -29,6 +29,7 @@ from tensorir_ladder.torch_ops.few_rows import Streamed
 from tensorir_ladder.torch_ops.kernel_cost import Forms, KTile, microseconds
 from tensorir_ladder.torch_ops.nearby import Measured, Nearby, kernel_places, product_places
 from tensorir_ladder.torch_ops.one_tile import CLUSTERS, all_tiles, named
+from tensorir_ladder.torch_ops.operands import Form, arrange
 
 H200 = hopper(name="NVIDIA H200")
 FILE = cost_file("NVIDIA H200")
@@ -270,7 +271,7 @@ def forms(tile: str) -> tuple[dict[str, int], Forms]:
 
 def timed(found: Forms, m: int, n: int, k: int, nt: bool = False) -> np.ndarray:
     """The formula's microseconds for one product."""
-    return microseconds(found, KTile(found, n, k, nt), m, n, k)
+    return microseconds(found, KTile(found, k, k if nt else n, nt), m, n, k)
 
 
 def test_kernels_cost_what_they_do_beside_their_tiles_work() -> None:
@@ -294,6 +295,25 @@ def test_ragged_rows_take_longer() -> None:
     places, found = forms("128x128x64/2x1")
     whole, ragged = (timed(found, 4096, n, 4096) for n in (4096, 4088))
     assert (ragged[places["step 12"]]) > whole[places["step 12"]]
+
+
+def test_rows_with_gaps_between_them_cost_what_their_distances_do() -> None:
+    """Rows of 4088 elements that begin whole cache lines apart are loaded as fast as any."""
+    _, found = forms("128x128x64/2x1")
+    whole = microseconds(found, KTile(found, 4096, 4096, True), 4096, 4096, 4088)
+    assert (whole < timed(found, 4096, 4096, 4088, nt=True)).all()
+
+
+def test_kernels_are_chosen_by_the_rows_that_they_read() -> None:
+    """Those of copies begin whole cache lines apart; those of operands that TMA reads lie where they are."""
+
+    def matrix(name: str, rows: int, columns: int, apart: int = 0) -> Form:
+        return Form(name, (rows, columns), (apart or columns, 1), "float16")
+
+    copied = arrange(matrix("a", 100, 1001), matrix("b", 1001, 600), "float16")
+    assert copied.steps == (1024, 600)
+    sliced = arrange(matrix("a", 100, 1000, 1088), matrix("b", 1000, 600, 4096), "float16")
+    assert sliced.steps == (1088, 4096)
 
 
 def test_a_tile_that_was_not_fitted_has_the_efficiency_of_others() -> None:

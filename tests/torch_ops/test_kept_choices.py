@@ -54,6 +54,7 @@ def test_what_was_chosen_once_is_not_estimated_again(monkeypatch: pytest.MonkeyP
         (PROBLEM, H200, {"any_rows": True}),
         (PROBLEM, H200, {"dense": True}),
         (PROBLEM, H200, {"narrows": True}),
+        (PROBLEM, H200, {"rows": (PROBLEM.k + 8, PROBLEM.k)}),
     ]
     for problem, machine, given in others:
         with pytest.raises(LookupError):
