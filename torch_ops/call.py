@@ -26,11 +26,12 @@ from tensorir_ladder.torch_ops.copies import Copying
 from tensorir_ladder.torch_ops.driver import cuda_driver
 from tensorir_ladder.torch_ops.errors import FirstCallInCapture, NoTorch, UnsupportedGpu, WrongDevice, WrongDtype
 from tensorir_ladder.torch_ops.few_rows import Streamed
-from tensorir_ladder.torch_ops.kept import build_kernel
+from tensorir_ladder.torch_ops.kept import Chosen, build_kernel
 from tensorir_ladder.torch_ops.launcher import LoadedKernel, load_kernel
 from tensorir_ladder.torch_ops.operands import Form, Operands, arrange, check_bias, output_rows
 from tensorir_ladder.torch_ops.product import Product
 from tensorir_ladder.torch_ops.rates import cost_rates
+from tensorir_ladder.torch_ops.short_reductions import Unaligned, reads_as_they_lie, tile_for
 
 if TYPE_CHECKING:
     import torch
@@ -222,18 +223,23 @@ def _product(
         check_bias(forms["bias"], operands)
     finish = Epilogue(float(alpha), forms["bias"].dtype if bias else "", activation or "")
     machine = gpu_machine(device)
-    kernel = _loaded(*choose_for(operands, finish, any_m, machine, result), device)
-    return Product(kernel, operands, result, dtype, lambda: _loaded(Copying(), None, Setting(machine), device))
+    choice, problem, setting = choose_for(operands, finish, any_m, machine, result)
+    kernel, any_address = _loaded(choice, problem, setting, device), isinstance(choice, Unaligned)
+    copying = functools.partial(_loaded, Copying(), None, Setting(machine), device)
+    return Product(kernel, operands, result, dtype, copying, any_address)
 
 
 def choose_for(
     operands: Operands, finish: Epilogue, any_m: bool, machine: Machine, out: Rows | None = None
-) -> tuple[Choice | Streamed, Matmul, Setting]:
+) -> tuple[Choice | Streamed | Unaligned, Matmul, Setting]:
     """Choose a kernel for operands, and say for which product and in which setting it is made.
 
     ``out``: how its output lies; contiguous where that is not said.
     """
     problem, batch = operands.problem, operands.batch or 1
+    if not any_m and reads_as_they_lie(operands, out or operands.contiguous):
+        exact = operands.exact
+        return Unaligned(tile_for(exact, machine.multiprocessors)), exact, Setting(machine, finish=finish)
     # What is refused of many rows is refused of few: results that do not leave by TMA.
     dense = operands.are_dense(out) and (not any_m or can_store_by_tma(problem, ROLE_CHOICES[0].tile))
     narrows = operands.narrows(out)
@@ -246,7 +252,7 @@ def choose_for(
 
 
 @functools.cache
-def _loaded(choice: Choice | Streamed | Copying, problem: Matmul | None, setting: Setting, device: int) -> LoadedKernel:
+def _loaded(choice: Chosen, problem: Matmul | None, setting: Setting, device: int) -> LoadedKernel:
     """Load a choice's kernel for a problem, or one for all."""
     if _torch().cuda.is_current_stream_capturing():
         first = "copy of rows"

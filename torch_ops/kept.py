@@ -20,6 +20,7 @@ from tensorir_ladder.torch_ops.choice import Choice, Setting
 from tensorir_ladder.torch_ops.copies import Copying
 from tensorir_ladder.torch_ops.few_rows import Streamed
 from tensorir_ladder.torch_ops.launcher import CompiledKernel, compile_kernel
+from tensorir_ladder.torch_ops.short_reductions import Unaligned
 
 KERNELS, SUFFIX, PLAN_END = BuildCache("kernels"), ".kernel", b"\n"  # a line of the launch, then the cubin
 ROOT = Path(__file__).parents[1]
@@ -27,9 +28,10 @@ SOURCES = ("schedules/**/*.py", "kernels/**/*.py", "torch_ops/*.py")
 LOADED = digest_sources(ROOT, SOURCES)  # of what this process runs
 
 
-def build_kernel(
-    choice: Choice | Streamed | Copying, problem: Matmul | None, setting: Setting, compiler: Compiler
-) -> CompiledKernel:
+Chosen = Choice | Streamed | Unaligned | Copying  # what makes a kernel
+
+
+def build_kernel(choice: Chosen, problem: Matmul | None, setting: Setting, compiler: Compiler) -> CompiledKernel:
     """Return the choice's kernel for a problem: the one that is kept, or else a new one, which then is kept.
 
     Of a kernel for all products the problem is None.
@@ -48,9 +50,7 @@ def build_kernel(
     return found
 
 
-def find_kernel(
-    choice: Choice | Streamed | Copying, problem: Matmul | None, setting: Setting, compiler: Compiler
-) -> CompiledKernel | None:
+def find_kernel(choice: Chosen, problem: Matmul | None, setting: Setting, compiler: Compiler) -> CompiledKernel | None:
     """Return the kernel that is kept; None where there is none, or none that can be read."""
     kept = KERNELS.find(_recipe(choice, problem, setting, compiler), SUFFIX)
     if kept is None:
@@ -62,7 +62,7 @@ def find_kernel(
         return None
 
 
-def _recipe(choice: Choice | Streamed | Copying, problem: Matmul | None, setting: Setting, compiler: Compiler) -> str:
+def _recipe(choice: Chosen, problem: Matmul | None, setting: Setting, compiler: Compiler) -> str:
     made_for = [str(choice), problem, setting]
     versions = [tvm.__version__, tvm_ffi.__version__, compiler.version, LOADED]
     return msgspec.json.encode([*made_for, *versions], enc_hook=str).decode()  # a target is its text

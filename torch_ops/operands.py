@@ -112,6 +112,11 @@ def fits_tma(matrix: Rows) -> bool:
     return matrix.row_bytes % TMA_STRIDE_BYTES == 0
 
 
+def is_dense(matrix: Rows, itemsize: int) -> bool:
+    """Tell whether there are no gaps between a matrix's rows."""
+    return matrix.rows == 1 or matrix.row_bytes == matrix.columns * itemsize
+
+
 def padded(matrix: Rows, itemsize: int) -> Rows:
     """Lay a matrix out in rows that begin at multiples of 128 bytes, a row of a box each: each then is one line."""
     return Rows(matrix.rows, matrix.columns, _round_up(matrix.columns * itemsize, ROW_BYTES))
@@ -137,10 +142,21 @@ class Operands:
     batch: int | None = None
 
     @property
+    def exact(self) -> Matmul:
+        """The product of the operands' own sizes."""
+        return replace(self.problem, n=self.columns, k=self.a.columns)
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The product's rows and columns, of a batch behind their number."""
         matrix = (self.problem.m, self.columns)
         return matrix if self.batch is None else (self.batch, *matrix)
+
+    @property
+    def contiguous(self) -> Rows:
+        """An output without gaps between its rows."""
+        row_bytes = self.columns * dtype_bytes(self.problem.out_dtype)
+        return Rows(self.problem.m, self.columns, row_bytes)
 
     @property
     def straddles(self) -> bool:
@@ -167,7 +183,7 @@ class Operands:
         """
         itemsize = dtype_bytes(self.problem.out_dtype)
         row_bytes = self.columns * itemsize
-        dense = out is None or out.rows == 1 or out.row_bytes == row_bytes
+        dense = out is None or is_dense(out, itemsize)
         small = self.problem.m * row_bytes <= MOST_NARROWED_BYTES or self.problem.out_dtype not in PTX_TYPES
         return self.batch is None and self.columns < self.problem.n and dense and small
 
@@ -181,8 +197,7 @@ class Operands:
         if out is not None:
             lain.append((out, (problem.m, problem.n), dtype_bytes(problem.out_dtype)))
         return self.batch is None and all(
-            matrix.shape == shape and (matrix.rows == 1 or matrix.row_bytes == matrix.columns * element_bytes)
-            for matrix, shape, element_bytes in lain
+            matrix.shape == shape and is_dense(matrix, element_bytes) for matrix, shape, element_bytes in lain
         )
 
     def output(self, plan: LaunchPlan, out: Rows) -> Rows:

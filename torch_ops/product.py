@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 class Product:
     """A product of tensors of one form: ``product(a, b, out, bias)`` runs it in the current stream, returns the output.
 
+    ``any_address``: the kernel reads and writes 16-bit elements that may begin anywhere.
     What is copied is copied by one launch before the product's, and one behind it; each of the three may begin early.
     ``copying`` loads the kernel of these, where one is needed. Room for copies comes from torch's allocator at each
     call. It keeps freed memory for the next one, orders its reuse by streams and lets a captured graph have its own,
@@ -35,6 +36,7 @@ class Product:
         out: Rows,
         dtype: torch.dtype,
         copying: Callable[[], LoadedKernel],
+        any_address: bool = False,
     ) -> None:
         import torch
 
@@ -45,9 +47,16 @@ class Product:
         self._note_written = torch._C._increment_version  # so that autograd sees what it kept being overwritten
         self._itemsize, self._out_itemsize = dtype_bytes(problem.dtype), dtype_bytes(problem.out_dtype)
         self._operands, self._out, self._dtype = operands, out, dtype
-        self._a, self._b = (readable(matrix, self._itemsize) for matrix in (operands.a, operands.b))
+        # What a kernel reaches by its address lies as it was made for; else TMA loads it, or a copy.
+        self._a, self._b = (
+            readable(matrix, self._itemsize) if kernel.plan.maps(name) else matrix
+            for name, matrix in (("A", operands.a), ("B", operands.b))
+        )
         self._result = operands.output(kernel.plan, out)
         # By identity: room for the result may lie as the output does, whose rows TMA must not store beyond.
+        narrowed = self._result is out and out.columns < problem.n  # stored by elements
+        by_pairs = any_address and self._out_itemsize > 2  # stored by pairs of float32, which must be aligned
+        self._aligned = ("a", "b") * (not any_address) + ("out",) * (by_pairs or not (any_address or narrowed))
         self._copies = self._a is not operands.a or self._b is not operands.b or self._result is not out
         self._extents = operands.a.extent(self._itemsize), operands.b.extent(self._itemsize)
         self._out_extent = out.extent(self._out_itemsize)
@@ -127,9 +136,9 @@ class Product:
 
     def _check(self, a: int, b: int, c: int, *more: int) -> None:
         """Raise UnalignedOperand for addresses that TMA cannot read, OverlappingOutput for a result upon an operand."""
-        narrowed = self._result is self._out and self._out.columns < self._operands.problem.n  # stored by elements
-        for name, address in (("a", a), ("b", b), *(() if narrowed else (("out", c),))):
-            check_address(name, address)
+        addresses = {"a": a, "b": b, "out": c}
+        for name in self._aligned:
+            check_address(name, addresses[name])
         if not self._copies:
             self._check_apart(a, b, c, more[0] if self._bias_itemsize else None)
 

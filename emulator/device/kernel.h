@@ -241,6 +241,10 @@ template <class T> EMU_INLINE T __shfl_sync(uint mask, T value, int from, int wi
 template <class T> EMU_INLINE T __shfl_xor_sync(uint mask, T value, int flip, int width = 32) {
   return __shfl_sync(mask, value, emu::lane() ^ flip, width);
 }
+template <class T> EMU_INLINE T __shfl_up_sync(uint mask, T value, uint by, int width = 32) {
+  int inside = emu::lane() % width;
+  return __shfl_sync(mask, value, inside >= int(by) ? inside - int(by) : inside, width);
+}
 template <class T> EMU_INLINE T __shfl_down_sync(uint mask, T value, uint by, int width = 32) {
   int inside = emu::lane() % width;
   return __shfl_sync(mask, value, inside + int(by) < width ? inside + int(by) : inside, width);

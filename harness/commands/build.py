@@ -24,8 +24,10 @@ from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
 from tensorir_ladder.torch_ops.call import choose_for, gpu_machine
 from tensorir_ladder.torch_ops.choice import Choice, Setting
 from tensorir_ladder.torch_ops.copies import Copying
-from tensorir_ladder.torch_ops.kept import KERNELS, build_kernel, find_kernel
+from tensorir_ladder.torch_ops.few_rows import Streamed
+from tensorir_ladder.torch_ops.kept import KERNELS, Chosen, build_kernel, find_kernel
 from tensorir_ladder.torch_ops.operands import Form, Operands, arrange
+from tensorir_ladder.torch_ops.short_reductions import Unaligned
 
 SHAPE = re.compile(r"(\d+)x(\d+)x(\d+)")
 LIMIT_S = 600.0  # for one kernel
@@ -44,15 +46,16 @@ class ToBuild:
     multiprocessors: int
 
     @property
-    def made_for(self) -> tuple[Choice, Matmul, Setting]:
+    def made_for(self) -> tuple[Choice | Streamed | Unaligned, Matmul, Setting]:
         """The kernel's choice, its product with rows as TMA takes them, and its setting."""
         return choose_for(self._operands, PLAIN, False, self._machine)
 
     @property
-    def kernels(self) -> list[tuple[Choice | Copying, Matmul | None, Setting]]:
+    def kernels(self) -> list[tuple[Chosen, Matmul | None, Setting]]:
         """All that a call loads: the product's kernel, and the one that copies rows where some are copied."""
-        copying = [(Copying(), None, Setting(self._machine))] if self._operands.are_copied else []
-        return [self.made_for, *copying]
+        made_for = self.made_for
+        copies = self._operands.are_copied and not isinstance(made_for[0], Unaligned)
+        return [made_for, *([(Copying(), None, Setting(self._machine))] if copies else [])]
 
     @property
     def _operands(self) -> Operands:

@@ -130,6 +130,7 @@ def transposed(tensor: Tensor) -> Tensor:
     ("problem", "b"),
     [
         (Matmul(40, 95, 63, "float16"), Tensor.empty((63, 95), "float16")),
+        (Matmul(40, 95, 319, "float16"), Tensor.empty((319, 95), "float16")),
         (Matmul(40, 96, 64, "float16", "nt"), transposed(Tensor.empty((96, 64), "float16"))),
         (Matmul(1, 4096, 520, "bfloat16"), Tensor.empty((520, 4096), "bfloat16")),
     ],
@@ -155,7 +156,7 @@ def test_the_call_asks_for_the_kernel_that_is_built_ahead(
     call.gpu_machine.cache_clear()
     ahead = ToBuild(problem, "NVIDIA H200", 132).made_for
     assert asked == [kept._recipe(*ahead, SimpleNamespace(version="13.0"))]
-    odd = problem.n == 95
+    odd = problem.k == 319
     assert [str(choice) for choice, *_ in ToBuild(problem, "NVIDIA H200", 132).kernels[1:]] == ["rows copied"] * odd
 
 

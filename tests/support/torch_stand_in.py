@@ -224,7 +224,7 @@ class Library:
             return
         pairs = zip(plan.parameters, parameters)
         matrices = {
-            each.buffer: self._matrix(each, value, problem.out_dtype)
+            each.buffer: self._matrix(each, value, problem.out_dtype, problem.dtype)
             for each, value in pairs
             if not isinstance(each, RowCount)
         }
@@ -242,13 +242,14 @@ class Library:
             assert not flags.any()
             self.flags.append(flags.ctypes.data)
 
-    def _matrix(self, parameter: TensorMap | PlainBuffer, value: int, dtype: str) -> np.ndarray:
-        """The matrix that a parameter describes; ``dtype`` is that of a plain buffer."""
+    def _matrix(self, parameter: TensorMap | PlainBuffer, value: int, dtype: str, operands: str) -> np.ndarray:
+        """The matrix that a parameter describes; ``dtype`` is that of a plain output, ``operands`` of A and B."""
         if isinstance(parameter, TensorMap):
             address, dtype, shape, steps = self._maps[value]
         else:
             address, shape = ctypes.c_void_p.from_address(value).value, (1, *parameter.shape)[-2:]
-            dtype = dtype if parameter.buffer == "C" else parameter.dtype
+            # TVM's host code calls bfloat16 uint16.
+            dtype = {"C": dtype, "A": operands, "B": operands}.get(parameter.buffer, parameter.dtype)
             steps = [shape[1] * parameter.itemsize]
         kind = np.dtype(DTYPES[dtype])
         extent = sum((size - 1) * step for size, step in zip(shape, steps)) + shape[-1] * kind.itemsize

@@ -373,17 +373,17 @@ def test_a_batch_takes_the_tile_that_fills_the_gpu() -> None:
 
 
 @pytest.mark.parametrize("bias_dtype", ["float16", "float32"])
-@pytest.mark.parametrize("n", [64, 95])
-def test_factor_bias_and_activation_reach_the_kernel(library: Library, n: int, bias_dtype: str) -> None:
-    """With 95 columns the kernel has 96, and the bias is copied to as many."""
-    a, b, bias = operand(0, (40, 64)), operand(1, (64, n)), Tensor.integers(2, (n,), bias_dtype)
+@pytest.mark.parametrize(("n", "k"), [(64, 64), (95, 64), (95, 320)])
+def test_factor_bias_and_activation_reach_the_kernel(library: Library, n: int, k: int, bias_dtype: str) -> None:
+    """With 95 columns and a long reduction the kernel has 96, and the bias is copied to as many."""
+    a, b, bias = operand(0, (40, k)), operand(1, (k, n)), Tensor.integers(2, (n,), bias_dtype)
     wanted = np.maximum(0.5 * (a.array.astype(np.float64) @ b.array.astype(np.float64)) + bias.array, 0)
     for out in (None, Tensor.empty((40, n), "float16")):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", PaddedCopy)
             got = matmul(a, b, bias=bias, activation="relu", alpha=0.5, out=out)
         assert (got.array.astype(np.float64) == wanted.astype(np.float16)).all()
-    assert library.count("cuModuleLoadData") == (1 if n == 64 else 2)  # the other copies rows
+    assert library.count("cuModuleLoadData") == (2 if k == 320 else 1)  # the other copies rows
 
 
 def test_each_finish_is_a_kernel_of_its_own(library: Library) -> None:
@@ -417,21 +417,22 @@ def test_autograd_is_told_of_what_is_written(library: Library, torch: SimpleName
 
 
 def test_copies_are_said_once_with_their_bytes(library: Library) -> None:
-    a, b = operand(0, (40, 63)), operand(1, (63, 95))
+    a, b = operand(0, (40, 319)), operand(1, (319, 95))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         for _ in range(3):
             matmul(a, b)
     (one,) = said
     assert (one.category, one.filename) == (PaddedCopy, __file__)
-    assert "a product 40x95x63 of float16 copies at each call what" in str(one.message)
-    assert "a (40 rows of 126 bytes in 5120 bytes), b (63 rows of 190 bytes in 16128 bytes)" in str(one.message)
+    assert "a product 40x95x319 of float16 copies at each call what" in str(one.message)
+    assert "a (40 rows of 638 bytes in 25600 bytes), b (319 rows of 190 bytes in 81664 bytes)" in str(one.message)
     assert "out (40 rows of 190 bytes in 10240 bytes)" in str(one.message)
 
 
 @pytest.mark.parametrize("copied", [("a", "b"), ("b",)])
 def test_copies_are_one_launch_before_the_product_and_one_behind_it(library: Library, copied: tuple[str, ...]) -> None:
-    a, b = operand(0, (40, 63 if "a" in copied else 64)), operand(1, (63 if "a" in copied else 64, 95))
+    k = 319 if "a" in copied else 320
+    a, b = operand(0, (40, k)), operand(1, (k, 95))
     for calls in (1, 2):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", PaddedCopy)
@@ -449,7 +450,7 @@ def test_copies_are_one_launch_before_the_product_and_one_behind_it(library: Lib
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("out_dtype", ["float16", "float32"])
-@pytest.mark.parametrize("shape", [(40, 95, 63), (1, 95, 63), (33, 130, 72), (7, 3, 513)])
+@pytest.mark.parametrize("shape", [(40, 95, 319), (1, 95, 319), (33, 130, 328), (7, 3, 513)])
 def test_small_results_are_stored_to_rows_of_any_length(
     library: Library, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int, int], out_dtype: str
 ) -> None:
@@ -473,6 +474,45 @@ def test_small_results_are_stored_to_rows_of_any_length(
     assert "copies out" in said or m == 1
 
 
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("b_lies", ["dense", "transposed"])
+@pytest.mark.parametrize("out_dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("shape", [(40, 95, 63), (1, 95, 63), (65, 7, 248), (33, 130, 255)])
+def test_operands_of_a_short_reduction_are_read_as_they_lie(
+    library: Library, shape: tuple[int, int, int], out_dtype: str, b_lies: str
+) -> None:
+    """By one launch, without a copy; 16-bit matrices may begin at any element."""
+    m, n, k = shape
+    dtype = "float16" if out_dtype == "float32" else out_dtype
+    first = 0 if out_dtype == "float32" else 2
+    a, b = Tensor.integers(0, (m, k), dtype, offset=6), operand(1, (k, n), b_lies, dtype)
+    for out in (None, Tensor.empty((m, n), out_dtype, offset=first)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", PaddedCopy)
+            got = matmul(a, b, out=out, out_dtype=tensor_dtype(out_dtype))
+            said = describe(a, b, out=got)
+        assert "rows as they lie" in said
+        assert (got.array.astype(np.float64) == product_of(a, b, got.array.dtype)).all()
+    assert library.count("cuLaunchKernelEx") == 2
+    assert library.count("cuModuleLoadData") == 1
+
+
+def test_float32_results_by_pairs_begin_at_multiples_of_16_bytes(library: Library) -> None:
+    a, b = operand(0, (40, 63)), operand(1, (63, 94))
+    with pytest.raises(UnalignedOperand, match="out begins where"):
+        matmul(a, b, out=Tensor.empty((40, 94), "float32", offset=4))
+
+
+@pytest.mark.parametrize("lies", ["a long reduction", "gaps", "any number of rows", "rows that TMA reads"])
+def test_other_operands_are_not_read_as_they_lie(library: Library, lies: str) -> None:
+    k, n = (257 if lies == "a long reduction" else 64), (96 if lies == "rows that TMA reads" else 95)
+    a, b = operand(0, (40, k), "wide" if lies == "gaps" else "dense"), operand(1, (k, n))
+    any_m = lies == "any number of rows"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PaddedCopy)
+        assert "rows as they lie" not in describe(a, b, any_m=any_m)
+
+
 def test_large_results_of_16_bits_are_copied_to_rows_of_any_length() -> None:
     operands = arrange(form("a", (3072, 64)), form("b", (64, 511)), "float16")
     assert operands.narrows()
@@ -485,10 +525,10 @@ def test_large_results_of_16_bits_are_copied_to_rows_of_any_length() -> None:
 def test_a_call_is_described(library: Library) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PaddedCopy)
-        odd = describe(operand(0, (40, 63)), operand(1, (63, 95)))
+        odd = describe(operand(0, (40, 319)), operand(1, (319, 95)))
     assert odd.split("; ")[1:] == [
-        "copies a (40 rows of 126 bytes in 5120 bytes)",
-        "copies b (63 rows of 190 bytes in 16128 bytes)",
+        "copies a (40 rows of 638 bytes in 25600 bytes)",
+        "copies b (319 rows of 190 bytes in 81664 bytes)",
         "copies out (40 rows of 190 bytes in 10240 bytes)",
     ]
     assert "copies" not in describe(operand(0, (64, 64)), operand(1, (64, 64)))
@@ -498,8 +538,8 @@ def test_a_call_is_described(library: Library) -> None:
 
 @pytest.mark.parametrize("layout", ["nn", "nt"])
 def test_the_call_is_timed_as_a_peer(library: Library, layout: str) -> None:
-    problem = Matmul(40, 95, 63, "float16", layout)
-    a, b = operand(0, (40, 63)), operand(1, problem.b_shape)
+    problem = Matmul(40, 95, 319, "float16", layout)
+    a, b = operand(0, (40, 319)), operand(1, problem.b_shape)
     c = Tensor.empty((40, 95), "float16")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PaddedCopy)
