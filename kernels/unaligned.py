@@ -114,8 +114,8 @@ __forceinline__ __device__ void {name}(
 _STORE = """
 __forceinline__ __device__ void store_box_row(
     const void* box, void* matrix, int box_row, int lane, int row, int column, int rows, int columns) {
-  if (row >= rows) return;
   const int left = columns - column;
+  if (row >= rows || left <= 0) return;
   unsigned short* to = (unsigned short*)matrix + (row * columns + column);
   unsigned pair = *(const unsigned*)((const unsigned char*)box + box_row * 128 + ((lane / 4 ^ box_row % 8) << 4) +
                                      lane % 4 * 4);

@@ -5,9 +5,18 @@
 
 from __future__ import annotations
 
+import tvm
+
+from support.cases import hopper
 from support.roles import roles
+from tensorir_ladder.emulator import EmulatedProgram
 from tensorir_ladder.harness.emulation import emulated
 from tensorir_ladder.harness.lab.sanitizer.subjects import Subject
+from tensorir_ladder.kernels.codegen.host_code import launch_plan
+from tensorir_ladder.kernels.codegen.lowering import generate
+from tensorir_ladder.kernels.tiles import HopperTile
+from tensorir_ladder.kernels.unaligned import unaligned
+from tensorir_ladder.schedules.workloads import Matmul
 
 # A step, its variant, a ragged product and its layout, tile, stages, and multiprocessors where blocks stay on few.
 FORMS = {
@@ -29,15 +38,31 @@ FORMS = {
     "blocks that stay, loads shared by rows": (13, "stream", (250, 200, 392), "nt", "64x64x64/1x1/2x1", 3, 4),
     "blocks that stay, loads shared by columns": (13, "stream", (250, 200, 392), "nn", "64x64x64/1x1/1x2", 3, 4),
 }
+# Of rows that begin anywhere, which no step's kernel reads: a ragged product, its layout and a tile.
+SHORT = {
+    "rows as they lie": ((70, 99, 117), "nn", "64x64x128/1x1"),
+    "rows as they lie, two warpgroups": ((150, 131, 61), "nt", "128x128x64/2x1"),
+}
 
 
 def subject_names() -> list[str]:
     """Name all of them."""
-    return list(FORMS)
+    return [*FORMS, *SHORT]
 
 
 def subject(name: str) -> Subject:
     """Make the kernel of one of these names; KeyError for another."""
+    if name in SHORT:
+        return _short(name)
     number, variant, shape, layout, tile, stages, multiprocessors = FORMS[name]
     lowered = roles(number, shape, tile, variant, multiprocessors, layout=layout, stages=stages)
     return Subject(name, emulated(lowered), lowered.case.problem, whole=True)
+
+
+def _short(name: str) -> Subject:
+    shape, layout, tile = SHORT[name]
+    problem, names = Matmul(*shape, "float16", layout), ("A", "B", "C")
+    made = unaligned(problem, HopperTile.parse(tile), overlapped=True)
+    generated = generate(tvm.IRModule({"main": made}), hopper().target, "tirx")
+    program = EmulatedProgram(name, generated.cuda, (launch_plan(generated),), names, operands=names[:2])
+    return Subject(name, program, problem, whole=True)

@@ -819,7 +819,7 @@ def test_products_are_right(real: Any, shape: tuple[int, int, int], b_lies: str,
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore::tensorir_ladder.torch_ops.errors.PaddedCopy")
-@pytest.mark.parametrize("shape", [(256, 256, 256), (200, 95, 63), (1023, 1025, 513), (128, 64, 8192)])
+@pytest.mark.parametrize("shape", [(256, 256, 256), (200, 95, 63), (200, 95, 263), (1023, 1025, 513), (128, 64, 8192)])
 def test_a_captured_product_reads_what_is_there_when_it_is_replayed(real: Any, shape: tuple[int, int, int]) -> None:
     m, n, k = shape
     a, b = random(real, 0, (m, k), "dense", "float16"), random(real, 1, (k, n), "dense", "float16")
@@ -837,7 +837,7 @@ def test_a_captured_product_reads_what_is_there_when_it_is_replayed(real: Any, s
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore::tensorir_ladder.torch_ops.errors.PaddedCopy")
-@pytest.mark.parametrize("shape", [(40, 95, 63), (1023, 1025, 513)])
+@pytest.mark.parametrize("shape", [(40, 95, 63), (1029, 1025, 201), (1023, 1025, 513)])
 def test_odd_operands_and_outputs_may_begin_anywhere(real: Any, shape: tuple[int, int, int]) -> None:
     """Those of rows that are copied, or stored by elements."""
     m, n, k = shape
@@ -904,6 +904,7 @@ def test_products_wait_for_what_is_before_them_in_the_current_stream(real: Any) 
         (1024, 1024, 14336),
         (2304, 2304, 4096),
         (31, 333, 1001),
+        (201, 95, 121),
         (1023, 1025, 513),
         (2301, 2303, 4097),
     ],
