@@ -7,6 +7,7 @@ whose docstring has the main loop in a few lines:
 - :mod:`.warp_specialized` (step 12): a warpgroup that only loads, warpgroups that only multiply.
 - :mod:`.swapped` (step 12 for few rows): the same with operands exchanged, the reduction split over a cluster.
 - :mod:`.persistent` (step 13): as many blocks as run at once, each with one output tile after the other.
+- :mod:`.unaligned`: a short reduction at once, of rows that TMA cannot step over (:func:`torch_ops.matmul`).
 - :mod:`.attention`: both products of attention and the softmax between them (Relax modules).
 - :mod:`.tcgen05_ring` (step 14): step 11's ring on Blackwell, sums in tensor memory.
 

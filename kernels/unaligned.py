@@ -7,6 +7,10 @@ and columns of B once, multiplies once, and stores; what one block waits for, ot
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from tvm import tirx
 from tvm.ir import Expr
 from tvm.script import tirx as T
@@ -15,13 +19,14 @@ from tvm.tirx import Buffer
 
 from tensorir_ladder.kernels import epilogue
 from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue, without
+from tensorir_ladder.kernels.panels import Panels
 from tensorir_ladder.kernels.raster import grouped
 from tensorir_ladder.kernels.roles import OVERLAPS, begin_after_last
 from tensorir_ladder.kernels.short_stack import on_a_short_stack
 from tensorir_ladder.kernels.tiles import BLOCK_REGISTERS, MOST_RESIDENT, HopperTile
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
 from tensorir_ladder.schedules.errors import IllegalTile, IllegalWorkload
-from tensorir_ladder.schedules.isa import PANEL, PTX_TYPES, SHARED_KIB, WARPGROUP, WGMMA_ROWS
+from tensorir_ladder.schedules.isa import PANEL, PTX_TYPES, SHARED_KIB, WARP, WARPGROUP, WGMMA_ROWS
 from tensorir_ladder.schedules.tiles import WGMMA_REGISTERS
 from tensorir_ladder.schedules.workloads import Matmul
 
@@ -29,24 +34,20 @@ PIECE = 8  # elements that a thread loads at once: 16 bytes, of two aligned piec
 AT_ONCE = 8  # pieces that a thread has on their way together
 LOADING_REGISTERS = 96  # what that takes, and addresses
 MOST_THREADS = 512  # of a block: with more, each has too few registers for so many pieces
+SWIZZLED_ROWS = 8  # after which a panel's swizzle repeats
 MOST_ELEMENTS = 2**30  # of a matrix: places beside its last one are whole numbers of 32 bits, too
 ROOM_BYTES = 1024  # of a multiprocessor's shared memory that each block takes beside its own
 
-# What lies beyond a row is zero in shared memory. Where one of a piece's two aligned ones is not within the matrix,
-# elements are read one by one: beside it is somebody else's.
+# A thread's pieces are below each other. Those beyond the matrix's edges are others within, which nobody needs; where
+# one of a piece's two aligned ones is not whole within the matrix, elements are read one by one: beside it is somebody
+# else's. What lies beyond the reduction is zero in shared memory.
 _PIECES = """
 __forceinline__ __device__ int skew_of(const unsigned short* from, int place) {
-  return (int)((unsigned long long)(from + place) >> 1) & 7;
+  return ((int)(unsigned long long)from / 2 + place) & 7;
 }
-__forceinline__ __device__ void fetch_piece(
-    const unsigned short* from, int row, int column, int rows, int columns, uint4& low, uint4& high) {
-  const int extent = rows * columns, place = row * columns + column, skew = skew_of(from, place), first = place - skew;
-  const bool inside = row < rows && column < columns;
-  const bool whole = inside && first >= 0 && first + (skew ? 16 : 8) <= extent;
-  low = high = make_uint4(0u, 0u, 0u, 0u);
-  if (whole) low = *(const uint4*)(from + first);
-  if (whole && skew) high = *(const uint4*)(from + first + 8);
-  if (whole || !inside) return;
+__forceinline__ __device__ void read_elements(
+    const unsigned short* from, int place, int extent, uint4& low, uint4& high) {
+  const int first = place - skew_of(from, place);
   unsigned words[8] = {};
 #pragma unroll
   for (int i = 0; i < 16; ++i)
@@ -54,86 +55,108 @@ __forceinline__ __device__ void fetch_piece(
   low = make_uint4(words[0], words[1], words[2], words[3]);
   high = make_uint4(words[4], words[5], words[6], words[7]);
 }
-__forceinline__ __device__ void lay_piece(
-    unsigned char* into, int panel_row, int piece, int panel_bytes, int skew, int left, uint4 low, uint4 high) {
-  unsigned words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+template <int WIDTH, int STEP, int COUNT>
+__forceinline__ __device__ void request_pieces(
+    const unsigned short* from, int thread, int first_row, int first_column, int rows, int columns,
+    uint4 (&low)[COUNT], uint4 (&high)[COUNT]) {
+  const int extent = rows * columns, least = (unsigned long long)from & 15u ? 7 : 0, room = extent - 16 - least;
+  const int column = min(first_column + thread % WIDTH * 8, columns - 1);
 #pragma unroll
-  for (int i = 0; i < 6; ++i) words[i] = skew & 4 ? words[i + 2] : words[i];
-#pragma unroll
-  for (int i = 0; i < 5; ++i) words[i] = skew & 2 ? words[i + 1] : words[i];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    words[i] = skew & 1 ? words[i] >> 16 | words[i + 1] << 16 : words[i];
-    words[i] &= left > 2 * i + 1 ? 0xffffffffu : left == 2 * i + 1 ? 0xffffu : 0u;
+  for (int i = 0; i < COUNT; ++i) {
+    const int place = min(first_row + thread / WIDTH + i * STEP, rows - 1) * columns + column;
+    if (room >= 0 && (unsigned)(place - least) <= (unsigned)room) {
+      const uint4* aligned = (const uint4*)(from + (place - skew_of(from, place)));
+      low[i] = aligned[0];
+      high[i] = aligned[1];
+    } else {
+      read_elements(from, place, extent, low[i], high[i]);
+    }
   }
-  *(uint4*)(into + piece / 8 * panel_bytes + panel_row * 128 + ((piece % 8 ^ panel_row % 8) << 4)) =
-      make_uint4(words[0], words[1], words[2], words[3]);
+}
+template <int WIDTH, int STEP, int COUNT, int PANEL_BYTES, bool ALONG_K>
+__forceinline__ __device__ void lay_pieces(
+    unsigned char* into, const unsigned short* from, int thread, int panel_row, int first_row, int first_column,
+    int rows, int columns, const uint4 (&low)[COUNT], const uint4 (&high)[COUNT]) {
+  const int at = thread % WIDTH, own = panel_row + thread / WIDTH, left = columns - at * 8;
+  const int column = min(first_column + at * 8, columns - 1);
+  unsigned char* to = into + at / 8 * PANEL_BYTES + own * 128 + ((at % 8 ^ own % 8) << 4);
+  unsigned masks[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    masks[i] = !ALONG_K || left > 2 * i + 1 ? 0xffffffffu : left == 2 * i + 1 ? 0xffffu : 0u;
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) {
+    const int row = first_row + own + i * STEP, place = min(row, rows - 1) * columns + column;
+    const int skew = skew_of(from, place);
+    unsigned words[8] = {low[i].x, low[i].y, low[i].z, low[i].w, high[i].x, high[i].y, high[i].z, high[i].w};
+#pragma unroll
+    for (int word = 0; word < 6; ++word) words[word] = skew & 4 ? words[word + 2] : words[word];
+#pragma unroll
+    for (int word = 0; word < 5; ++word) words[word] = skew & 2 ? words[word + 1] : words[word];
+#pragma unroll
+    for (int word = 0; word < 4; ++word) {
+      words[word] = __funnelshift_r(words[word], words[word + 1], skew % 2 * 16) & masks[word];
+      words[word] = ALONG_K || row < rows ? words[word] : 0u;
+    }
+    *(uint4*)(to + i * STEP * 128) = make_uint4(words[0], words[1], words[2], words[3]);
+  }
 }
 """
 # Both operands' tiles, in rounds: a round's pieces are all on their way before the first is laid down.
 _LOAD = """
 __forceinline__ __device__ void {name}(
-    const void* a, const void* b, unsigned char* into, int thread, int a_row, int b_row, int b_column,
+    const void* a_matrix, const void* b_matrix, unsigned char* into, int thread, int a_row, int b_row, int b_column,
     int a_rows, int a_columns, int b_rows, int b_columns) {{
+  const unsigned short *a = (const unsigned short*)a_matrix, *b = (const unsigned short*)b_matrix;
+#pragma unroll
   for (int round = 0; round < {rounds}; ++round) {{
-    uint4 low[{a_each} + {b_each}], high[{a_each} + {b_each}];
-#pragma unroll
-    for (int i = 0; i < {a_each}; ++i) {{
-      const int piece = (round * {a_each} + i) * {threads} + thread;
-      if (piece < {a_pieces})
-        fetch_piece((const unsigned short*)a, a_row + piece / {a_width}, piece % {a_width} * 8, a_rows, a_columns,
-                    low[i], high[i]);
-    }}
-#pragma unroll
-    for (int i = 0; i < {b_each}; ++i) {{
-      const int piece = (round * {b_each} + i) * {threads} + thread;
-      if (piece < {b_pieces})
-        fetch_piece((const unsigned short*)b, b_row + piece / {b_width}, b_column + piece % {b_width} * 8, b_rows,
-                    b_columns, low[{a_each} + i], high[{a_each} + i]);
-    }}
-#pragma unroll
-    for (int i = 0; i < {a_each}; ++i) {{
-      const int piece = (round * {a_each} + i) * {threads} + thread, row = piece / {a_width}, at = piece % {a_width};
-      const int skew = skew_of((const unsigned short*)a, (a_row + row) * a_columns + at * 8);
-      if (piece < {a_pieces})
-        lay_piece(into, row, at, {a_panel_bytes}, skew, a_columns - at * 8, low[i], high[i]);
-    }}
-#pragma unroll
-    for (int i = 0; i < {b_each}; ++i) {{
-      const int piece = (round * {b_each} + i) * {threads} + thread, row = piece / {b_width}, at = piece % {b_width};
-      const int skew = skew_of((const unsigned short*)b, (b_row + row) * b_columns + b_column + at * 8);
-      if (piece < {b_pieces})
-        lay_piece(into + {a_bytes}, row, at, {b_panel_bytes}, skew, b_columns - b_column - at * 8, low[{a_each} + i],
-                  high[{a_each} + i]);
-    }}
+    const int a_down = round * {a_each} * {a_step}, b_down = round * {b_each} * {b_step};
+    uint4 a_low[{a_each}], a_high[{a_each}], b_low[{b_each}], b_high[{b_each}];
+    request_pieces<{a_width}, {a_step}, {a_each}>(a, thread, a_row + a_down, 0, a_rows, a_columns, a_low, a_high);
+    request_pieces<{b_width}, {b_step}, {b_each}>(
+        b, thread, b_row + b_down, b_column, b_rows, b_columns, b_low, b_high);
+    lay_pieces<{a_width}, {a_step}, {a_each}, {a_panel_bytes}, true>(
+        into, a, thread, a_down, a_row, 0, a_rows, a_columns, a_low, a_high);
+    lay_pieces<{b_width}, {b_step}, {b_each}, {b_panel_bytes}, {b_along_k}>(
+        into + {a_bytes}, b, thread, b_down, b_row, b_column, b_rows, b_columns, b_low, b_high);
   }}
 }}
 """
-# A row of a box of results, by a warp, a pair of neighbours a lane: moved on by one where it begins beside a pair of
-# aligned elements, so that all but the ends are stores of aligned pairs.
+# Each warp stores some rows of a box of results, a pair of neighbours a lane: moved on by one where a row begins beside
+# a pair of aligned elements, so that all but the ends are stores of aligned pairs.
 _STORE = """
-__forceinline__ __device__ void store_box_row(
-    const void* box, void* matrix, int box_row, int lane, int row, int column, int rows, int columns) {
+__forceinline__ __device__ void store_box_by_{warps}(
+    const unsigned char* box, void* matrix, int warp, int lane, int row, int column, int rows, int columns) {{
   const int left = columns - column;
-  if (row >= rows || left <= 0) return;
-  unsigned short* to = (unsigned short*)matrix + (row * columns + column);
-  unsigned pair = *(const unsigned*)((const unsigned char*)box + box_row * 128 + ((lane / 4 ^ box_row % 8) << 4) +
-                                     lane % 4 * 4);
-  int at = 2 * lane;
-  if ((unsigned long long)to & 2u) {
-    const unsigned before = __shfl_up_sync(0xffffffffu, pair, 1);
-    if (lane == 31 && 63 < left) to[63] = (unsigned short)(pair >> 16);
-    pair = before >> 16 | pair << 16;
-    --at;
-  }
-  if (at < 0) {
-    to[0] = (unsigned short)(pair >> 16);
-  } else if (at + 1 < left) {
-    *(unsigned*)(to + at) = pair;
-  } else if (at < left) {
-    to[at] = (unsigned short)pair;
-  }
-}
+  if (left <= 0) return;
+  unsigned pairs[{each}];
+#pragma unroll
+  for (int i = 0; i < {each}; ++i) {{
+    const int at = warp + i * {warps};
+    if (64 % {warps} == 0 || at < 64) pairs[i] = *(const unsigned*)(box + at * 128 + ((lane / 4 ^ at % 8) << 4) + lane % 4 * 4);
+  }}
+#pragma unroll
+  for (int i = 0; i < {each}; ++i) {{
+    const int box_row = warp + i * {warps};
+    if ((64 % {warps} && box_row >= 64) || row + box_row >= rows) continue;
+    unsigned short* to = (unsigned short*)matrix + ((row + box_row) * columns + column);
+    unsigned pair = pairs[i];
+    int at = 2 * lane;
+    if ((unsigned long long)to & 2u) {{
+      const unsigned before = __shfl_up_sync(0xffffffffu, pair, 1);
+      if (lane == 31 && 63 < left) to[63] = (unsigned short)(pair >> 16);
+      pair = __funnelshift_r(before, pair, 16);
+      --at;
+    }}
+    if (at < 0) {{
+      to[0] = (unsigned short)(pair >> 16);
+    }} else if (at + 1 < left) {{
+      *(unsigned*)(to + at) = pair;
+    }} else if (at < left) {{
+      to[at] = (unsigned short)pair;
+    }}
+  }}
+}}
 """
 
 
@@ -145,14 +168,14 @@ def unaligned(
 
     ::
 
-        each thread:    request 16 bytes of A or B, wherever they begin, eight times
-                        shift them, and lay them down in shared memory, as panels
+        each thread:          request 16 bytes of A or B, wherever they begin, eight times
+                              shift them, and lay them down in shared memory, as panels
         fence; barrier
-        each warpgroup: wgmma of all k steps; wait
-                        round; results → shared memory, where the operands were → output, row by row
+        the tile's warpgroups:  wgmma of all k steps; wait; round; results → where the operands were
+        barrier
+        each warp:            rows of the results → output
 
-    A block has as many threads as request its operands at once, up to 512; those beyond the tile's warpgroups are done
-    at the barrier.
+    A block has as many threads as request its operands at once, up to 512 (:class:`Sharing`).
 
     Operands and output are whole matrices, without gaps between rows, which begin at any element;
     results of float32 at multiples of 8 bytes.
@@ -168,7 +191,8 @@ def unaligned(
     IllegalWorkload : for results of other dtypes than float16, bfloat16, float32, for a residual, and for a matrix of
         more than 2³⁰ elements.
     IllegalTile : for a reduction longer than the tile's k steps, columns of a warpgroup that are no whole panels of 64,
-        more shared memory than a block may have, and what the instruction has no form for.
+        more shared memory than a block may have, loads that no number of threads has an equal share of, and what the
+        instruction has no form for.
     """
     tile.check_sound()
     if problem.out_dtype not in epilogue.STORED:
@@ -206,8 +230,8 @@ def unaligned(
         raise IllegalTile("shared memory", value=f"{held} bytes for {tile}", limit=most, remedy="take a smaller tile")
     product = WarpgroupProduct.of(problem, tile)
     tile_rows, tile_columns, _ = tile.counts(problem)
-    threads, groups_n = threads_of(tile), tile.warpgroups[1]
-    multiplying = tile.threads_per_block // WARPGROUP
+    sharing, groups_n, multiplying = Sharing.of(product, tile), tile.warpgroups[1], tile.threads_per_block // WARPGROUP
+    threads = sharing.threads
     staged = problem.out_dtype in PTX_TYPES
     shapes = matrices_of(problem)
     dtypes = (problem.dtype, problem.dtype, problem.out_dtype)
@@ -222,7 +246,7 @@ def unaligned(
         _name("C", c_matrix)
         bias = T.meta_var(finish.bind(bias_ptr, problem.n))
         T.device_entry()
-        T.attr({"tirx.launch_bounds_min_blocks_per_sm": resident(tile)})
+        T.attr({"tirx.launch_bounds_min_blocks_per_sm": resident(tile, threads)})
         block = T.cta_id([tile_rows * tile_columns])
         warpgroup = T.warpgroup_id([threads // WARPGROUP])
         warp = T.warp_id_in_wg([4])
@@ -241,7 +265,7 @@ def unaligned(
         b: T.let = product.b.descriptor(memory.ptr_to([product.a.bytes + product.b.extent_offset(group_column)]))
         if overlapped:
             begin_after_last(True)
-        _load(product, a_matrix, b_matrix, memory, thread, threads, (row, column))
+        _load(product, sharing, (a_matrix, b_matrix), memory, thread, (row, column))
         T.ptx.fence.proxy.async_.shared__cta()  # wgmma reads by another proxy than threads write by
         T.cuda.cta_sync()
         if warpgroup < multiplying:
@@ -253,11 +277,11 @@ def unaligned(
                 _await_all_read(multiplying)
                 first = T.meta_var(warpgroup * product.result_bytes)
                 epilogue.collect(sums, product, problem.out_dtype, memory, first, warp, lane)
-                T.cuda.warp_sync()  # a warp stores what it collected itself
-                for box in range(product.boxes):
-                    _store_box(product, box, memory, first, c_matrix, corner, warp, lane)
             else:
                 epilogue.store_fragments(sums, product, c_matrix, *corner, warp, lane)
+        if staged:
+            T.cuda.cta_sync()
+            _store(product, tile, memory, c_matrix, (row, column), (warpgroup * 4 + warp, lane), threads)
 
     made = main if finish.bias else without(main, "bias_ptr")
     return made.with_attr(OVERLAPS, True) if overlapped else made
@@ -274,19 +298,61 @@ def shared_bytes(tile: HopperTile) -> int:
     return max((tile.block_m + columns) * tile.block_k, tile.block_m * columns) * 2
 
 
-def threads_of(tile: HopperTile) -> int:
-    """Return a block's threads: so many that each requests AT_ONCE pieces of the operands, up to MOST_THREADS."""
-    columns = -(-tile.block_n // PANEL) * PANEL
-    pieces = (tile.block_m + columns) * tile.block_k // PIECE
-    wanted = -(-pieces // (AT_ONCE * WARPGROUP)) * WARPGROUP
-    return max(tile.threads_per_block, min(MOST_THREADS, wanted))
+class Sharing(NamedTuple):
+    """How a block's threads share out the pieces of its operands: rows of ``widths`` pieces, of A and of B.
+
+    Each thread has ``counts`` pieces, as many ``steps`` rows apart, and loads them in ``rounds``.
+    """
+
+    threads: int
+    widths: tuple[int, int]
+    counts: tuple[int, int]
+    rounds: int
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """Rows from one of a thread's pieces to the next."""
+        a, b = (self.threads // width for width in self.widths)
+        return a, b
+
+    @classmethod
+    def of(cls, product: WarpgroupProduct, tile: HopperTile) -> Sharing:
+        """Take the fewest threads that have AT_ONCE pieces each, or else the most; IllegalTile where there are none."""
+        sides = [(panels.rows, _width(panels)) for panels in (product.a, product.b)]
+        found = [
+            made
+            for threads in range(tile.threads_per_block, MOST_THREADS + 1, WARPGROUP)
+            if (made := cls._by(threads, sides)) is not None
+        ]
+        if not found:
+            raise IllegalTile(
+                "no number of threads has an equal share of the operands' loads",
+                value=f"{tile}: {sides[0][0]} x {sides[0][1]} and {sides[1][0]} x {sides[1][1]} pieces",
+                limit=f"up to {MOST_THREADS} threads",
+                remedy="take sides of 64 or 128, and fewer k steps",
+            )
+        return next((made for made in found if made.rounds == 1), found[-1])
+
+    @classmethod
+    def _by(cls, threads: int, sides: Sequence[tuple[int, int]]) -> Sharing | None:
+        uneven = any(threads % (width * SWIZZLED_ROWS) or rows % (threads // width) for rows, width in sides)
+        if uneven:
+            return None
+        a, b = (rows * width // threads for rows, width in sides)
+        rounds = [each for each in range(1, a + b) if a % each == b % each == 0 and (a + b) // each <= AT_ONCE]
+        return cls(threads, (sides[0][1], sides[1][1]), (a, b), rounds[0]) if rounds else None
 
 
-def resident(tile: HopperTile) -> int:
+def resident(tile: HopperTile, threads: int) -> int:
     """Return how many blocks a multiprocessor holds at once, by shared memory and registers: 1 to 4."""
     registers = max(LOADING_REGISTERS, tile.group_m * tile.group_n // WARPGROUP + WGMMA_REGISTERS)
     by_memory = SHARED_KIB[90] * 1024 // (shared_bytes(tile) + ROOM_BYTES)
-    return max(1, min(MOST_RESIDENT, by_memory, BLOCK_REGISTERS // (threads_of(tile) * registers)))
+    return max(1, min(MOST_RESIDENT, by_memory, BLOCK_REGISTERS // (threads * registers)))
+
+
+def _width(panels: Panels) -> int:
+    """Return the pieces that a row of an operand's tile has in memory."""
+    return (panels.depth if panels.major == "k" else panels.extent) // PIECE
 
 
 def _name(name: str, matrix: Buffer) -> None:
@@ -300,57 +366,54 @@ def _await_all_read(warpgroups: int) -> None:
 
 def _load(
     product: WarpgroupProduct,
-    a_matrix: Buffer,
-    b_matrix: Buffer,
+    sharing: Sharing,
+    matrices: tuple[Buffer, Buffer],
     into: Buffer,
     thread: Expr,
-    threads: int,
     corner: tuple[Expr, Expr],
 ) -> None:
     """Emit a thread's loads of both operands' whole tiles; ``corner`` is the output tile's first row and column."""
     a, b = product.a, product.b
-    a_width, b_width = a.depth // PIECE, (b.depth if b.major == "k" else b.extent) // PIECE
-    a_pieces, b_pieces = a.rows * a_width, b.rows * b_width
-    a_own, b_own = -(-a_pieces // threads), -(-b_pieces // threads)
-    rounds = -(-(a_own + b_own) // AT_ONCE)
-    name = f"load_{a.rows}x{a_width}_{b.rows}x{b_width}"
+    (a_width, b_width), (a_step, b_step), rounds = sharing.widths, sharing.steps, sharing.rounds
+    name = f"load_{a.rows}x{a_width}_{b.rows}x{b_width}_{b.major}"
     text = _LOAD.format(
         name=name,
         rounds=rounds,
-        threads=threads,
-        a_each=-(-a_own // rounds),
-        b_each=-(-b_own // rounds),
-        a_pieces=a_pieces,
-        b_pieces=b_pieces,
+        a_each=sharing.counts[0] // rounds,
+        b_each=sharing.counts[1] // rounds,
         a_width=a_width,
         b_width=b_width,
+        a_step=a_step,
+        b_step=b_step,
         a_bytes=a.bytes,
         a_panel_bytes=a.panel_bytes,
         b_panel_bytes=b.panel_bytes,
+        b_along_k="true" if b.major == "k" else "false",
     )
     b_corner = (corner[1], 0) if b.major == "k" else (0, corner[1])
-    sizes = (int(size) for matrix in (a_matrix, b_matrix) for size in matrix.shape)
-    sources = (matrix.ptr_to([0, 0]) for matrix in (a_matrix, b_matrix))
+    sizes = (int(size) for matrix in matrices for size in matrix.shape)
+    sources = (matrix.ptr_to([0, 0]) for matrix in matrices)
     call = (*sources, into.ptr_to([0]), thread, corner[0], *b_corner, *sizes)
     T.evaluate(T.cuda.func_call(name, *call, source_code=_PIECES + text))
 
 
-def _store_box(
+def _store(
     product: WarpgroupProduct,
-    box: int,
+    tile: HopperTile,
     memory: Buffer,
-    first: Expr,
     output: Buffer,
     corner: tuple[Expr, Expr],
-    warp: Expr,
-    lane: Expr,
+    place: tuple[Expr, Expr],
+    threads: int,
 ) -> None:
-    """Emit a warp's stores of its rows of a box, which it has collected, to the output behind ``corner``."""
-    row_tile, column = product.box_place(box)
+    """Emit a warp's stores of its rows of all boxes of the tile, which begins at ``corner``; ``place``: warp, lane."""
     rows, columns = (int(size) for size in output.shape)
-    place = memory.ptr_to([first + box * epilogue.BOX_BYTES])
-    for below in range(WGMMA_ROWS // 4):
-        box_row = warp * (WGMMA_ROWS // 4) + below
-        row = corner[0] + row_tile * WGMMA_ROWS + box_row
-        given = (box_row, lane, row, corner[1] + column, rows, columns)
-        T.evaluate(T.cuda.func_call("store_box_row", place, output.ptr_to([0, 0]), *given, source_code=_STORE))
+    warps = threads // WARP
+    name, text = f"store_box_by_{warps}", _STORE.format(warps=warps, each=-(-WGMMA_ROWS // warps))
+    for number, box in itertools.product(range(tile.warpgroups[0] * tile.warpgroups[1]), range(product.boxes)):
+        group_row, group_column = divmod(number, tile.warpgroups[1])
+        row_tile, column = product.box_place(box)
+        row = corner[0] + group_row * tile.group_m + row_tile * WGMMA_ROWS
+        source = memory.ptr_to([number * product.result_bytes + box * epilogue.BOX_BYTES])
+        given = (*place, row, corner[1] + group_column * tile.group_n + column, rows, columns)
+        T.evaluate(T.cuda.func_call(name, source, output.ptr_to([0, 0]), *given, source_code=text))

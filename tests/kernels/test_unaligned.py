@@ -80,6 +80,39 @@ def test_every_edge_is_right(shape: tuple[int, int, int], layout: str) -> None:
 
 
 @pytest.mark.emulator
+@pytest.mark.parametrize(
+    ("layout", "broken", "instead"),
+    [
+        ("nn", "& masks[word]", ""),
+        ("nn", "ALONG_K || row < rows", "true"),
+        ("nt", "& masks[word]", ""),
+    ],
+)
+def test_what_lies_beyond_the_reduction_counts_for_nothing(layout: str, broken: str, instead: str) -> None:
+    """Where it is infinite, too: in the row of A behind, or the last one of B."""
+    problem = Matmul(66, 75, 61, "float16", layout)
+    a, b = drawn(problem, 4)
+    a[1, 0] = b[-1, -1] = np.inf
+    wide = (each.astype(np.float64) for each in (a, b if layout == "nn" else b.T))
+    with np.errstate(invalid="ignore"):
+        wanted = np.matmul(*wide)
+    assert 0 < np.isnan(wanted).sum() < wanted.size / 4
+    text = lowered(problem, SMALL).cuda
+    assert broken in text
+    assert (np.isnan(_finished(problem, text, a, b)) == np.isnan(wanted)).all()
+    spoilt = _finished(problem, text.replace(broken, instead), a, b)
+    assert (np.isnan(spoilt) != np.isnan(wanted)).any()
+
+
+def _finished(problem: Matmul, text: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Multiply these operands in the emulator."""
+    names, c = ("A", "B", "C"), np.full((problem.m, problem.n), np.nan, NUMPY[problem.out_dtype])
+    plan = launch_plan(lowered(problem, SMALL))
+    EmulatedProgram("unaligned", text, (plan,), names, operands=names[:2])(a, b, c, seed=1)
+    return c
+
+
+@pytest.mark.emulator
 @pytest.mark.parametrize("begins", [(1, 0, 0), (0, 3, 0), (0, 0, 1), (5, 7, 3)])
 def test_matrices_begin_at_any_element(begins: tuple[int, int, int]) -> None:
     for problem in (Matmul(66, 99, 70, "float16", "nn"), Matmul(66, 98, 70, "float16", "nt")):
@@ -114,12 +147,13 @@ def test_sums_are_finished() -> None:
     ("broken", "instead", "fault"),
     [
         ('"fence.proxy.async.shared::cta;"', '""', "missing proxy fence"),
-        ("first + (skew ? 16 : 8) <= extent", "true", "out of bounds"),
-        ("row >= rows || left <= 0", "left <= 0", "out of bounds|stored twice"),
-        ("words[i] &= left", "words[i] |= left", ""),
-        ("skew & 1 ?", "skew & 8 ?", ""),
-        ("piece % 8 ^ panel_row % 8", "piece % 8", ""),
-        ("lane / 4 ^ box_row % 8", "lane / 4", ""),
+        ("(unsigned)(place - least) <= (unsigned)room", "true", "out of bounds"),
+        ("first + i < extent", "true", "out of bounds"),
+        ("|| row + box_row >= rows", "", "out of bounds|stored twice"),
+        ("skew % 2 * 16", "0", ""),
+        ("skew & 4 ?", "skew & 8 ?", ""),
+        ("at % 8 ^ own % 8", "at % 8", ""),
+        ("lane / 4 ^ at % 8", "lane / 4", ""),
         ("if ((unsigned long long)to & 2u)", "if (false)", "misaligned"),
         ("lane == 31 && 63 < left", "false", ""),
         ("at + 1 < left", "at < left", "stored twice|out of bounds"),
@@ -141,8 +175,9 @@ def test_what_is_broken_is_caught(broken: str, instead: str, fault: str) -> None
 def test_boxes_beyond_the_last_column_are_not_stored() -> None:
     problem = Matmul(70, 131, 33, "float16", "nn")
     text = lowered(problem, WIDE).cuda
+    assert "if (left <= 0) return;" in text
     with pytest.raises(KernelFault, match=r"stored twice|out of bounds"):
-        run(problem, WIDE, text=text.replace("row >= rows || left <= 0", "row >= rows"))
+        run(problem, WIDE, text=text.replace("if (left <= 0) return;", ""))
 
 
 @pytest.mark.emulator
