@@ -133,7 +133,8 @@ __forceinline__ __device__ void store_box_by_{warps}(
 #pragma unroll
   for (int i = 0; i < {each}; ++i) {{
     const int at = warp + i * {warps};
-    if (64 % {warps} == 0 || at < 64) pairs[i] = *(const unsigned*)(box + at * 128 + ((lane / 4 ^ at % 8) << 4) + lane % 4 * 4);
+    if (64 % {warps} == 0 || at < 64)
+      pairs[i] = *(const unsigned*)(box + at * 128 + ((lane / 4 ^ at % 8) << 4) + lane % 4 * 4);
   }}
 #pragma unroll
   for (int i = 0; i < {each}; ++i) {{
