@@ -7,9 +7,10 @@ from tvm.script import tirx as T
 from tvm.tirx import Buffer, Var
 
 from tensorir_ladder.kernels import tma
-from tensorir_ladder.kernels.epilogue import BOX_BYTES, pack, store_box, write_box
-from tensorir_ladder.kernels.roles import Consumer
+from tensorir_ladder.kernels.epilogue import BOX_BYTES, pack, store_box, store_rows, write_box
+from tensorir_ladder.kernels.roles import WARPS, Consumer
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct
+from tensorir_ladder.schedules.isa import PANEL, WGMMA_ROWS
 
 
 @T.meta_class
@@ -18,12 +19,21 @@ class Boxes:
 
     ``results`` are all warpgroups' bytes, ``count`` boxes each; a box is written again once TMA has read it. ``again``
     says that tile follows tile: where its boxes are no multiple of ``count``, a tile's first is the last's last.
+    Where TMA cannot step over the output's rows, ``tensor_map`` is None: each warp stores its rows of a box to the
+    ``output`` itself.
     """
 
     def __init__(
-        self, tensor_map: Var, product: WarpgroupProduct, results: Buffer, count: int, again: bool = False
+        self,
+        tensor_map: Var | None,
+        product: WarpgroupProduct,
+        results: Buffer,
+        count: int,
+        again: bool = False,
+        output: Buffer | None = None,
     ) -> None:
         self.tensor_map, self.product, self.results, self.count = tensor_map, product, results, count
+        self.output, self.by_tma = output, tensor_map is not None
         self.meets_last = again and product.boxes % count != 0
 
     def place(self, group: Expr, box: int) -> Expr:
@@ -32,25 +42,41 @@ class Boxes:
 
     @T.inline
     def store(self, packed, box, row, column, group, warp, lane):
-        """Emit, for a whole warpgroup, one box's way out: shared memory, then TMA, by the lane that warp 0 elects."""
-        if warp == 0 and tma.elected():
-            T.ptx.cp.async_.bulk.wait_group.read(self.count - 1)
-            if self.meets_last:
-                if box == 0:
-                    T.ptx.cp.async_.bulk.wait_group.read(0)
-        T.cuda.warpgroup_sync(1 + group)
-        write_box(packed, self.product, box, self.results, self.place(group, box), warp, lane)
-        T.ptx.fence.proxy.async_.shared__cta()
-        T.cuda.warpgroup_sync(1 + group)
-        if warp == 0 and tma.elected():
-            store_box(self.tensor_map, self.product, box, self.results.ptr_to([self.place(group, box)]), row, column)
-            T.ptx.cp.async_.bulk.commit_group()
+        """Emit, for a whole warpgroup, one box's way out: shared memory, then the output."""
+        if self.by_tma:
+            if warp == 0 and tma.elected():
+                T.ptx.cp.async_.bulk.wait_group.read(self.count - 1)
+                if self.meets_last:
+                    if box == 0:
+                        T.ptx.cp.async_.bulk.wait_group.read(0)
+            T.cuda.warpgroup_sync(1 + group)
+            write_box(packed, self.product, box, self.results, self.place(group, box), warp, lane)
+            T.ptx.fence.proxy.async_.shared__cta()
+            T.cuda.warpgroup_sync(1 + group)
+            if warp == 0 and tma.elected():
+                place = T.meta_var(self.results.ptr_to([self.place(group, box)]))
+                store_box(self.tensor_map, self.product, box, place, row, column)
+                T.ptx.cp.async_.bulk.commit_group()
+        else:
+            T.cuda.warp_sync()  # its rows of the box before have been read
+            write_box(packed, self.product, box, self.results, self.place(group, box), warp, lane)
+            T.cuda.warp_sync()
+            self._store_rows(box, row, column, group, warp, lane)
+
+    def _store_rows(self, box: int | Expr, row: Expr, column: Expr, group: Expr, warp: Expr, lane: Expr) -> None:
+        """Emit a warp's stores of its own rows of a box, less the columns that the box before had."""
+        row_tile, first = self.product.box_place(box)
+        skip = box % self.product.boxes_across * PANEL - first
+        source, rows = self.results.ptr_to([self.place(group, box)]), WGMMA_ROWS // WARPS
+        corner = (row + row_tile * WGMMA_ROWS, column + first)
+        store_rows(source, self.output, corner, lane, warp * rows, 1, rows, width=self.product.box_columns, skip=skip)
 
     @T.inline
     def finish(self, warp):
         """Emit the wait until all is stored."""
-        if warp == 0 and tma.elected():
-            T.ptx.cp.async_.bulk.wait_group(0)
+        if self.by_tma:
+            if warp == 0 and tma.elected():
+                T.ptx.cp.async_.bulk.wait_group(0)
 
 
 @T.meta_class
@@ -61,7 +87,7 @@ class LateResults:
     """
 
     def __init__(self, boxes: Boxes | None, consumer: Consumer) -> None:
-        self.boxes, self.consumer, self.by_tma = boxes, consumer, boxes is not None
+        self.boxes, self.consumer, self.collects = boxes, consumer, boxes is not None
         self.packed = T.alloc_local((consumer.product.registers // 2,), "uint32")
         self.waiting = T.local_scalar("int32")
         self.row = T.local_scalar("int32")
@@ -84,7 +110,7 @@ class LateResults:
     @T.inline
     def store(self, marks, box):
         """Emit one box's way out, if it waits for that."""
-        if self.by_tma:
+        if self.collects:
             if self.waiting > 0:
                 count = T.meta_var(self.consumer.product.boxes)
                 here = T.meta_var(self.consumer.here)

@@ -16,6 +16,48 @@ from tensorir_ladder.schedules.errors import IllegalWorkload
 from tensorir_ladder.schedules.isa import PANEL, PTX_TYPES, ROW_BYTES, WGMMA_ROWS, wgmma_element
 from tensorir_ladder.schedules.workloads import Matmul
 
+AT_ONCE = 4  # of a warp's rows of results that are read before the first is stored
+# Rows of a box of results, by a warp, a pair of neighbours a lane: moved on by one where a row begins beside a pair of
+# aligned elements, so that all but the ends are stores of aligned pairs.
+_STORE_ROWS = """
+__forceinline__ __device__ void {name}(
+    const unsigned char* box, void* matrix, int first, int lane, int row, int column, int rows, int columns,
+    int skip) {{
+  const int left = min(columns - column, {width});
+  if (left <= skip) return;
+#pragma unroll
+  for (int turn = 0; turn < {count}; turn += {at_once}) {{
+    unsigned pairs[{at_once}];
+#pragma unroll
+    for (int i = 0; i < {at_once}; ++i) {{
+      const int at = first + (turn + i) * {apart};
+      if ({whole} || at < {box_rows})
+        pairs[i] = *(const unsigned*)(box + at * 128 + ((lane / 4 ^ at % 8) << 4) + lane % 4 * 4);
+    }}
+#pragma unroll
+    for (int i = 0; i < {at_once}; ++i) {{
+      const int box_row = first + (turn + i) * {apart};
+      if ((!{whole} && box_row >= {box_rows}) || row + box_row >= rows) continue;
+      unsigned short* to = (unsigned short*)matrix + ((long long)(row + box_row) * columns + column);
+      unsigned pair = pairs[i];
+      int at = 2 * lane;
+      if ((unsigned long long)to & 2u) {{
+        const unsigned before = __shfl_up_sync(0xffffffffu, pair, 1);
+        if (lane == 31 && 63 < left) to[63] = (unsigned short)(pair >> 16);
+        pair = __funnelshift_r(before, pair, 16);
+        --at;
+      }}
+      if (at < skip) {{
+        if (at + 1 == skip) to[skip] = (unsigned short)(pair >> 16);
+      }} else if (at + 1 < left) {{
+        *(unsigned*)(to + at) = pair;
+      }} else if (at < left) {{
+        to[at] = (unsigned short)pair;
+      }}
+    }}
+  }}
+}}
+"""
 STORED = (*PTX_TYPES, "float32")  # dtypes of results: rounded from float32 sums, or as these are
 BOX_BYTES = WGMMA_ROWS * ROW_BYTES
 
@@ -37,6 +79,15 @@ def check_taken(problem: Matmul, remedy: str = tma.ALIGNING_STEP) -> None:
             limit=" | ".join(STORED),
             remedy="store them as one of these, or take step 10",
         )
+
+
+def stored_columns(problem: Matmul, columns: int) -> int:
+    """Return the columns that an output has: the product's, or fewer; IllegalWorkload for more."""
+    if not 0 <= columns <= problem.n:
+        raise IllegalWorkload(
+            "an output of more columns than the product", value=columns, limit=problem.n, remedy="give it fewer"
+        )
+    return columns or problem.n
 
 
 def can_store_by_tma(problem: Matmul, tile: TmaTile) -> bool:
@@ -138,12 +189,12 @@ def store_element(output, row, column, value):
         output[row, column] = T.Cast(output.dtype, value)
 
 
-def store_sums(sums: Buffer, output: Buffer, place: Callable[[int], tuple[Expr, Expr]]) -> None:
+def store_sums(sums: Buffer, output: Buffer, place: Callable[[int], tuple[Expr, Expr]], aligned: bool = True) -> None:
     """Emit a thread's stores of its sums, the i-th at the output's ``place(i)``, less what is beyond its edges.
 
-    Two neighbouring sums at once, where rows of an even number of columns keep them aligned.
+    Two neighbouring sums at once, where the output begins ``aligned`` and rows of an even number of columns are, too.
     """
-    pairs = int(output.shape[1]) % 2 == 0
+    pairs = aligned and int(output.shape[1]) % 2 == 0
     packed = T.alloc_local((1,), "uint32")
     for i in range(0, int(sums.shape[0]), 2 if pairs else 1):
         if pairs:
@@ -153,7 +204,14 @@ def store_sums(sums: Buffer, output: Buffer, place: Callable[[int], tuple[Expr, 
 
 
 def store_fragments(
-    sums: Buffer, product: WarpgroupProduct, output: Buffer, row: Expr, column: Expr, warp: Expr, lane: Expr
+    sums: Buffer,
+    product: WarpgroupProduct,
+    output: Buffer,
+    row: Expr,
+    column: Expr,
+    warp: Expr,
+    lane: Expr,
+    aligned: bool = True,
 ) -> None:
     """Emit each thread's stores (:func:`store_sums`) of its fragments to the output's (row, column)."""
 
@@ -162,4 +220,33 @@ def store_fragments(
         own_row, own_column = wgmma_element(warp, lane, inside)
         return row + row_tile * WGMMA_ROWS + own_row, column + own_column
 
-    store_sums(sums, output, place)
+    store_sums(sums, output, place, aligned)
+
+
+def store_rows(
+    box: Expr,
+    output: Buffer,
+    corner: tuple[Expr, Expr],
+    lane: Expr,
+    first: Expr,
+    apart: int,
+    count: int,
+    box_rows: int = WGMMA_ROWS,
+    width: int = PANEL,
+    skip: Expr = 0,
+) -> None:
+    """Emit a warp's stores of some rows of a box of 16-bit results to the output, whose rows may have any length.
+
+    The box is at an address in shared memory, as :func:`write_box` leaves it, and belongs to the output's ``corner``.
+    The warp has ``count`` of its rows, ``first``, ``first + apart`` and so on, as far as it has ``box_rows``: of each
+    all ``width`` columns but the first ``skip``, an even number, and those beyond the output's edge. Before it stands a
+    barrier of those who wrote these rows.
+    """
+    at_once = min(AT_ONCE, count)
+    whole = count % at_once == 0 and (apart == 1 or apart * count == box_rows)
+    name = f"store_{count}_rows_{apart}_apart_of_{box_rows}x{width}"
+    sizes = {"count": count, "apart": apart, "at_once": at_once, "box_rows": box_rows, "width": width}
+    text = _STORE_ROWS.format(name=name, whole="true" if whole else "false", **sizes)
+    rows, columns = (int(size) for size in output.shape)
+    given = (box, output.ptr_to([0, 0]), first, lane, *corner, rows, columns, skip)
+    T.evaluate(T.cuda.func_call(name, *given, source_code=text))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tvm import tirx
 from tvm.script import tirx as T
 
@@ -36,7 +38,7 @@ from tensorir_ladder.kernels.tma import Matrices
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
 from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.errors import IllegalTile, IllegalWorkload
-from tensorir_ladder.schedules.isa import WARPGROUP, WGMMA_ROWS
+from tensorir_ladder.schedules.isa import PTX_TYPES, WARPGROUP, WGMMA_ROWS
 from tensorir_ladder.schedules.workloads import Matmul
 
 MOST_TOGETHER = 2  # blocks of a cluster: of four, 120 of an H200's 132 multiprocessors had one
@@ -58,6 +60,7 @@ def persistent(
     stamps: Stamps | None = None,
     finish: Epilogue = PLAIN,
     any_rows: bool = False,
+    columns: int = 0,
 ) -> tirx.PrimFunc:
     """``main(A, B, C, sums, flags)``: blocks that stay, and share all tiles' work out among themselves.
 
@@ -90,6 +93,8 @@ def persistent(
     :func:`kernels.warp_specialized.warp_specialized`: of B, or beside each other of A, and of any width. Stages, edges,
     results, ``bounded``, ``stamps`` and ``finish`` are as there.
 
+    Results, and ``columns``, are as in :func:`kernels.warp_specialized.warp_specialized`.
+
     With ``any_rows`` the kernel takes any number of rows, in a further parameter, and with it, as ``helpers`` and
     ``cut``, how the last wave is cut then (:func:`kernels.stream_k.plans_by_rows`): as many workers as the machine runs
     at once are launched for each, and have room for the pieces of any.
@@ -117,16 +122,18 @@ def persistent(
     if total > 1 and (finish.residual or any_rows):
         what = "clusters add no residual, and take no number of rows but their own"
         raise IllegalWorkload(what, value=f"{total} blocks", remedy="take blocks on their own")
-    by_tma = epilogue.can_store_by_tma(problem, tile)
+    width = epilogue.stored_columns(problem, columns)
+    by_tma = epilogue.can_store_by_tma(replace(problem, n=width), tile)
+    in_boxes = problem.out_dtype in PTX_TYPES
     if any_rows and not by_tma:
         raise IllegalWorkload(
             "results of any number of rows leave by TMA alone",
-            value=f"rows of {problem.n} of {problem.out_dtype}",
+            value=f"rows of {width} of {problem.out_dtype}",
             remedy="give 16-bit results and rows of multiples of 16 bytes",
         )
     down, across = tile.cluster[0] * blocks, tile.cluster[1]
     box_rows = (*loaded_rows(product, across, down), WGMMA_ROWS if by_tma else None)
-    columns = {"b_columns": product.b_columns, "c_columns": product.box_columns}
+    widths = {"columns": width, "b_columns": product.b_columns, "c_columns": product.box_columns}
     known = plan_for(problem, tile, machine, blocks, stream_k)
     early = known.shortest  # k tiles beside which results leave
     tile_columns = -(-problem.n // (tile.block_n * across))
@@ -154,8 +161,8 @@ def persistent(
     ):
         shared_sums = T.match_buffer(sums_ptr, (max(1, floats),), "float32", align=16)
         flags = T.match_buffer(flags_ptr, (max(1, room * tile.consumers),), "int32", align=4)
-        matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), box_rows, **columns)
-        bias = T.meta_var(finish.bind(bias_ptr, problem.n))
+        matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), box_rows, **widths)
+        bias = T.meta_var(finish.bind(bias_ptr, width))
         added = T.meta_var(residual.bind(residual_ptr) if finish.residual else None)
         log.bind()
         T.device_entry()
@@ -197,7 +204,8 @@ def persistent(
             mine = Consumer(here, shared, product, tile)
             own: T.let = here.thread % WARPGROUP
             marks = T.meta_var(log.role("consumer 0", here.number, mine.number, own == 0, counts=True))
-            boxes = T.meta_var(Boxes(matrices.c_map, product, shared.results, RESULT_BOXES, again) if by_tma else None)
+            leaving = T.meta_var((matrices.c_map, product, shared.results, RESULT_BOXES, again, matrices.c))
+            boxes = T.meta_var(Boxes(*leaving) if in_boxes else None)
             late = LateResults(boxes, mine)
 
             @T.inline
@@ -235,21 +243,22 @@ def persistent(
                 if late.waiting > 0:
                     marks.mark("epilogue begins")
                     finish.apply(bias, mine.sums, product, column, here.lane)
-                    if by_tma:
+                    if in_boxes:
                         late.keep(row, column, problem.out_dtype)  # they leave beside the next piece
                         if finish.residual:
                             add_residual(residual, late.packed, mine, marks, work.count)
                     else:
-                        epilogue.store_fragments(mine.sums, product, matrices.c, row, column, here.warp, here.lane)
+                        corner = T.meta_var((row, column, here.warp, here.lane))
+                        epilogue.store_fragments(mine.sums, product, matrices.c, *corner, aligned=not columns)
                     marks.mark("sums free")
-                    marks.mark("results stored", only=not by_tma)
+                    marks.mark("results stored", only=not in_boxes)
                 marks.advance(work.count)
                 work.advance()
             if at_end:
                 let_next_begin()
             for box in T.unroll(product.boxes):  # the last piece's
                 late.store(marks, box)
-            if by_tma:
+            if in_boxes:
                 boxes.finish(here.warp)
             marks.mark("results stored", -1, together=True, only=late.waiting > 0)
         end_together(total)  # a cluster's other block may still write here

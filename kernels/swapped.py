@@ -20,6 +20,7 @@ from tensorir_ladder.kernels.roles import (
     MOST_SHARED_STAGES,
     MOST_STAGES,
     OVERLAPS,
+    WARPS,
     Consumer,
     RoleBlock,
     SharedRing,
@@ -37,7 +38,7 @@ from tensorir_ladder.kernels.tiles import MOST_PARTS, MOST_RESIDENT, SwappedTile
 from tensorir_ladder.kernels.tma import Maps, Matrices
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
 from tensorir_ladder.schedules.cost import CLOCK_GHZ, UNHIDDEN, Machine
-from tensorir_ladder.schedules.errors import IllegalTile, IllegalWorkload
+from tensorir_ladder.schedules.errors import IllegalTile
 from tensorir_ladder.schedules.isa import PANEL, PTX_TYPES, ROW_BYTES, WARPGROUP, WGMMA_ROWS, wgmma_element
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.tiles import Choice
@@ -89,9 +90,8 @@ def swapped(
     their way together.
 
     ``overlapped`` and ``next_at_once`` are as in :func:`kernels.persistent.persistent`; ``bounded``, ``stamps`` and
-    ``finish`` as in :func:`kernels.warp_specialized.warp_specialized`. Results of 16 bits and rows of multiples of 16
-    bytes leave by TMA, all others by threads: also those of an output, and a bias, of fewer ``columns`` than the
-    product, whose B was copied to longer rows; 0 says that there are as many.
+    ``finish`` and ``columns`` as in :func:`kernels.warp_specialized.warp_specialized`. Results of 16 bits and rows of
+    multiples of 16 bytes leave by TMA, others of 16 bits row by row, all others from registers.
 
     Raises
     ------
@@ -99,10 +99,6 @@ def swapped(
     IllegalWorkload for more ``columns`` than the product has.
     """
     epilogue.check_taken(problem)
-    if not 0 <= columns <= problem.n:
-        raise IllegalWorkload(
-            "an output of more columns than the product", value=columns, limit=problem.n, remedy="give it fewer"
-        )
     tile.check_sound()
     check_stages(stages, FEWEST_STAGES, MOST_STAGES if tile.shared_by == 1 else MOST_SHARED_STAGES)
     product = WarpgroupProduct.swapped(problem, tile)
@@ -114,8 +110,8 @@ def swapped(
             "more parts than the reduction has k tiles", value=parts, limit=k_tiles, remedy="choose fewer parts"
         )
     load_rows = loaded_rows(product, down, across)
-    width = columns or problem.n
-    by_tma = problem.out_dtype in PTX_TYPES and tma.rows_fit(width, problem.out_dtype)
+    width, in_boxes = epilogue.stored_columns(problem, columns), problem.out_dtype in PTX_TYPES
+    by_tma = in_boxes and tma.rows_fit(width, problem.out_dtype)
     stages = _stages_of(problem, tile, stages)
     itemsize = dtype_bytes(problem.dtype)
     resident, in_ring = tile.resident(itemsize, stages), tile.results_in_ring(itemsize, stages)
@@ -184,15 +180,18 @@ def swapped(
                 # A warpgroup's rows are columns of the output.
                 corner = T.meta_var((row + mine.column, column + mine.row))
                 finish.apply_down(bias, mine.sums, product, corner[1], here.warp, here.lane)
-                if by_tma:
+                if in_boxes:
                     if in_ring:
                         _await_all_read(tile.consumers)
                     _collect(mine.sums, product, problem.out_dtype, shared.results, results, here.warp, here.lane)
                     marks.mark("sums free")
                     T.ptx.fence.proxy.async_.shared__cta()
                     T.cuda.warpgroup_sync(1 + mine.number)
-                    if here.warp == 0 and tma.elected():
-                        _store(maps.c_map, product, shared.results, results, *corner)
+                    if by_tma:
+                        if here.warp == 0 and tma.elected():
+                            _store(maps.c_map, product, shared.results, results, *corner)
+                    else:
+                        _store_rows(product, shared.results, results, matrices.c, corner, here.warp, here.lane)
                 else:
                     _store_elements(mine.sums, product, matrices.c, *corner, here.warp, here.lane)
                 marks.mark("results stored", together=True)
@@ -337,6 +336,22 @@ def _store(tensor_map: Var, product: WarpgroupProduct, source: Buffer, first: Ex
         tma.store(tensor_map, column + box * PANEL, row, source.ptr_to([first + box * _box_bytes(product)]))
     T.evaluate(T.ptx.cp.async_.bulk.commit_group())
     T.evaluate(T.ptx.cp.async_.bulk.wait_group(0))
+
+
+def _store_rows(
+    product: WarpgroupProduct,
+    source: Buffer,
+    first: Expr,
+    output: Buffer,
+    corner: tuple[Expr, Expr],
+    warp: Expr,
+    lane: Expr,
+) -> None:
+    """Emit a warp's stores of every fourth row of a warpgroup's boxes to the output's ``corner``."""
+    for box in range(product.row_tiles):
+        place, behind = source.ptr_to([first + box * _box_bytes(product)]), (corner[0], corner[1] + box * PANEL)
+        rows = product.columns
+        epilogue.store_rows(place, output, behind, lane, warp, WARPS, -(-rows // WARPS), rows)
 
 
 def _store_elements(

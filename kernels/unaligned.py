@@ -122,43 +122,6 @@ __forceinline__ __device__ void {name}(
   }}
 }}
 """
-# Each warp stores some rows of a box of results, a pair of neighbours a lane: moved on by one where a row begins beside
-# a pair of aligned elements, so that all but the ends are stores of aligned pairs.
-_STORE = """
-__forceinline__ __device__ void store_box_by_{warps}(
-    const unsigned char* box, void* matrix, int warp, int lane, int row, int column, int rows, int columns) {{
-  const int left = columns - column;
-  if (left <= 0) return;
-  unsigned pairs[{each}];
-#pragma unroll
-  for (int i = 0; i < {each}; ++i) {{
-    const int at = warp + i * {warps};
-    if (64 % {warps} == 0 || at < 64)
-      pairs[i] = *(const unsigned*)(box + at * 128 + ((lane / 4 ^ at % 8) << 4) + lane % 4 * 4);
-  }}
-#pragma unroll
-  for (int i = 0; i < {each}; ++i) {{
-    const int box_row = warp + i * {warps};
-    if ((64 % {warps} && box_row >= 64) || row + box_row >= rows) continue;
-    unsigned short* to = (unsigned short*)matrix + ((row + box_row) * columns + column);
-    unsigned pair = pairs[i];
-    int at = 2 * lane;
-    if ((unsigned long long)to & 2u) {{
-      const unsigned before = __shfl_up_sync(0xffffffffu, pair, 1);
-      if (lane == 31 && 63 < left) to[63] = (unsigned short)(pair >> 16);
-      pair = __funnelshift_r(before, pair, 16);
-      --at;
-    }}
-    if (at < 0) {{
-      to[0] = (unsigned short)(pair >> 16);
-    }} else if (at + 1 < left) {{
-      *(unsigned*)(to + at) = pair;
-    }} else if (at < left) {{
-      to[at] = (unsigned short)pair;
-    }}
-  }}
-}}
-"""
 
 
 @on_a_short_stack
@@ -408,13 +371,11 @@ def _store(
     threads: int,
 ) -> None:
     """Emit a warp's stores of its rows of all boxes of the tile, which begins at ``corner``; ``place``: warp, lane."""
-    rows, columns = (int(size) for size in output.shape)
     warps = threads // WARP
-    name, text = f"store_box_by_{warps}", _STORE.format(warps=warps, each=-(-WGMMA_ROWS // warps))
     for number, box in itertools.product(range(tile.warpgroups[0] * tile.warpgroups[1]), range(product.boxes)):
         group_row, group_column = divmod(number, tile.warpgroups[1])
         row_tile, column = product.box_place(box)
         row = corner[0] + group_row * tile.group_m + row_tile * WGMMA_ROWS
         source = memory.ptr_to([number * product.result_bytes + box * epilogue.BOX_BYTES])
-        given = (*place, row, corner[1] + group_column * tile.group_n + column, rows, columns)
-        T.evaluate(T.cuda.func_call(name, source, output.ptr_to([0, 0]), *given, source_code=text))
+        behind = (row, corner[1] + group_column * tile.group_n + column)
+        epilogue.store_rows(source, output, behind, place[1], place[0], warps, -(-WGMMA_ROWS // warps))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tvm import tirx
 from tvm.script import tirx as T
 
@@ -35,7 +37,7 @@ from tensorir_ladder.kernels.tiles import RESULT_BOXES, ClusterTile, RoleTile
 from tensorir_ladder.kernels.tma import Matrices
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
 from tensorir_ladder.schedules.errors import IllegalWorkload
-from tensorir_ladder.schedules.isa import WARPGROUP, WGMMA_ROWS
+from tensorir_ladder.schedules.isa import PTX_TYPES, WARPGROUP, WGMMA_ROWS
 from tensorir_ladder.schedules.workloads import Matmul
 
 
@@ -53,6 +55,7 @@ def warp_specialized(
     any_rows: bool = False,
     overlapped: bool = False,
     next_at_once: bool = False,
+    columns: int = 0,
 ) -> tirx.PrimFunc:
     """``main(A, B, C)``: each block multiplies one output tile; one of its warpgroups loads, the others multiply.
 
@@ -77,7 +80,10 @@ def warp_specialized(
     below each other. That spares the L2 cache reads, and rows that lie across its lines cost a load for all instead of
     one each. Blocks beyond the output load like the others, and store nothing. Such a ring may have 16 stages.
 
-    ``overlapped`` and ``next_at_once`` are as in :func:`kernels.persistent.persistent`.
+    ``overlapped`` and ``next_at_once`` are as in :func:`kernels.persistent.persistent`. Results of 16 bits whose rows
+    TMA cannot step over are collected in the same boxes, and stored row by row: also those of an output, and a bias, of
+    fewer ``columns`` than the product, whose B was copied to longer rows; 0 says that there are as many. Such an output
+    may begin at any element.
 
     With ``any_rows`` the kernel takes any number of rows, in a further parameter, up to those of ``problem``: whoever
     launches it gives tensor maps of the rows at hand, and as many blocks as these have tiles
@@ -86,7 +92,8 @@ def warp_specialized(
     Raises
     ------
     IllegalWorkload, IllegalTile, IllegalPipeline : as there, for stages below 2 or above 8; IllegalWorkload for a
-        batch whose results cannot leave by TMA, and for clusters with a batch, a residual or any number of rows.
+        batch whose results cannot leave by TMA, for clusters with a batch, a residual or any number of rows, and for
+        more ``columns`` than the product has.
     """
     tile.check_not_swapped()
     epilogue.check_taken(problem)
@@ -97,11 +104,13 @@ def warp_specialized(
     if blocks > 1 and (batch > 1 or finish.residual or any_rows):
         what = "clusters multiply one product, add no residual, and take no number of rows but their own"
         raise IllegalWorkload(what, value=f"{blocks} blocks", remedy="take blocks on their own")
-    by_tma = epilogue.can_store_by_tma(problem, tile)
+    width = epilogue.stored_columns(problem, columns)
+    by_tma = epilogue.can_store_by_tma(replace(problem, n=width), tile)
+    in_boxes = problem.out_dtype in PTX_TYPES
     if (batch > 1 or any_rows) and not by_tma:
         raise IllegalWorkload(
             "results of a batch, or of any number of rows, leave by TMA alone",
-            value=f"rows of {problem.n} of {problem.out_dtype}",
+            value=f"rows of {width} of {problem.out_dtype}",
             limit="16-bit results, rows of multiples of 16 bytes",
             remedy="give 16-bit results and pad rows, or do without",
         )
@@ -119,7 +128,7 @@ def warp_specialized(
     tile_rows, tile_columns = -(-tile_rows // down), -(-tile_columns // across)  # of clusters, where there are some
     tiles = tile_rows * tile_columns
     load_rows = loaded_rows(product, across, down)
-    columns = {"b_columns": product.b_columns, "c_columns": product.box_columns}
+    widths = {"columns": width, "b_columns": product.b_columns, "c_columns": product.box_columns}
     stages = max(FEWEST_STAGES, min(stages, k_tiles))
     residual = Residual(problem, tile, product) if finish.residual else None
     at_end = overlapped and not next_at_once
@@ -130,8 +139,8 @@ def warp_specialized(
         A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle, rows: T.int32, bias_ptr: T.handle, residual_ptr: T.handle
     ):
         boxes_of = T.meta_var((*load_rows, WGMMA_ROWS if by_tma else None))
-        matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), boxes_of, batch, **columns)
-        bias = T.meta_var(finish.bind(bias_ptr, problem.n))
+        matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), boxes_of, batch, **widths)
+        bias = T.meta_var(finish.bind(bias_ptr, width))
         added = T.meta_var(residual.bind(residual_ptr) if finish.residual else None)
         log.bind()
         T.device_entry()
@@ -179,9 +188,9 @@ def warp_specialized(
             marks.mark("mma retired", k_tiles - 1)
             marks.mark("epilogue begins")
             finish.apply(bias, mine.sums, product, column + mine.column, here.lane)
-            if by_tma:
+            if in_boxes:
                 packed = T.alloc_local((product.registers // 2,), "uint32")
-                boxes = Boxes(maps.c_map, product, shared.results, RESULT_BOXES)
+                boxes = Boxes(maps.c_map, product, shared.results, RESULT_BOXES, output=matrices.c)
                 epilogue.pack(mine.sums, packed, problem.out_dtype)
                 if finish.residual:
                     add_residual(residual, packed, mine, marks, k_tiles)
@@ -193,7 +202,8 @@ def warp_specialized(
                 boxes.finish(here.warp)
             else:
                 corner = T.meta_var((row + mine.row, column + mine.column))
-                epilogue.store_fragments(mine.sums, product, matrices.c, *corner, here.warp, here.lane)
+                lane = T.meta_var((here.warp, here.lane))
+                epilogue.store_fragments(mine.sums, product, matrices.c, *corner, *lane, aligned=not columns)
             marks.mark("results stored", together=True)
         end_together(blocks)  # a cluster's other block may still write here
         log.clocks("end", here.number, here.thread == 0, together=True)

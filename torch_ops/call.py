@@ -21,7 +21,7 @@ from tensorir_ladder.kernels.fused_epilogue import Epilogue
 from tensorir_ladder.kernels.tiles import ROLE_CHOICES, HopperTile
 from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.torch_ops.choice import Choice, Setting, choose, of_any_rows
+from tensorir_ladder.torch_ops.choice import Choice, Setting, Short, choose, of_any_rows
 from tensorir_ladder.torch_ops.copies import Copying
 from tensorir_ladder.torch_ops.driver import cuda_driver
 from tensorir_ladder.torch_ops.errors import FirstCallInCapture, NoTorch, UnsupportedGpu, WrongDevice, WrongDtype
@@ -31,7 +31,7 @@ from tensorir_ladder.torch_ops.launcher import LoadedKernel, load_kernel
 from tensorir_ladder.torch_ops.operands import Form, Operands, arrange, check_bias, output_rows
 from tensorir_ladder.torch_ops.product import Product
 from tensorir_ladder.torch_ops.rates import cost_rates
-from tensorir_ladder.torch_ops.short_reductions import Unaligned, reads_as_they_lie, tile_for
+from tensorir_ladder.torch_ops.short_reductions import Unaligned, copying_microseconds, reads_as_they_lie
 
 if TYPE_CHECKING:
     import torch
@@ -238,13 +238,15 @@ def choose_for(
     ``out``: how its output lies; contiguous where that is not said.
     """
     problem, batch = operands.problem, operands.batch or 1
+    short = None
     if not any_m and reads_as_they_lie(operands, out or operands.contiguous):
-        exact = operands.exact
-        return Unaligned(tile_for(exact, machine.multiprocessors)), exact, Setting(machine, finish=finish)
+        short = Short(operands.exact, copying_microseconds(operands))
     # What is refused of many rows is refused of few: results that do not leave by TMA.
     dense = operands.are_dense(out) and (not any_m or can_store_by_tma(problem, ROLE_CHOICES[0].tile))
-    narrows = operands.narrows(out)
-    choice = choose(problem, machine, batch, any_m, dense, narrows, operands.steps)
+    narrows = operands.narrows(out) and not any_m
+    choice = choose(problem, machine, batch, any_m, dense, narrows, operands.steps, short)
+    if isinstance(choice, Unaligned):
+        return choice, operands.exact, Setting(machine, finish=finish)
     if isinstance(choice, Streamed):
         return choice, problem, Setting(machine, finish=finish)
     columns = operands.columns if choice.kernel.narrowing and narrows else 0

@@ -12,10 +12,9 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 import msgspec
-import numpy as np
 from tvm import tirx
 from tvm.target import Target
 
@@ -43,6 +42,7 @@ from tensorir_ladder.torch_ops.few_rows import Streamed, streams
 from tensorir_ladder.torch_ops.launcher import TIR_PIPELINE
 from tensorir_ladder.torch_ops.one_tile import all_tiles, one_tile_stages
 from tensorir_ladder.torch_ops.rates import read
+from tensorir_ladder.torch_ops.short_reductions import Unaligned, fastest_tile
 
 ITEMSIZE = 2
 Extent = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
@@ -97,7 +97,7 @@ def _ring(problem: Matmul, tile: HopperTile, stages: int, setting: Setting) -> t
 
 
 def _roles(problem: Matmul, tile: RoleTile, stages: int, setting: Setting) -> tirx.PrimFunc:
-    more = {"batch": setting.batch, "any_rows": setting.any_rows}
+    more = {"batch": setting.batch, "any_rows": setting.any_rows, "columns": setting.columns}
     return warp_specialized(problem, tile, stages, finish=setting.finish, **more)
 
 
@@ -112,7 +112,8 @@ def _persistent(
     """Its overlapped form: it waits for what is before it in the stream before it touches memory."""
     blocks = blocks or cluster_blocks(problem, tile, setting.straddles)
     sharing = {"machine": setting.machine, "blocks": blocks, "stream_k": stream_k}
-    return persistent(problem, tile, stages, **sharing, overlapped=True, finish=setting.finish)
+    more = {"finish": setting.finish, "columns": setting.columns}
+    return persistent(problem, tile, stages, **sharing, overlapped=True, **more)
 
 
 def _exchanged(problem: Matmul, tile: SwappedTile, stages: int, setting: Setting) -> tirx.PrimFunc:
@@ -122,7 +123,8 @@ def _exchanged(problem: Matmul, tile: SwappedTile, stages: int, setting: Setting
 
 
 def _upright(problem: Matmul, tile: RoleTile, stages: int, setting: Setting) -> tirx.PrimFunc:
-    return warp_specialized(problem, tile, stages, overlapped=True, finish=setting.finish)
+    more = {"finish": setting.finish, "columns": setting.columns}
+    return warp_specialized(problem, tile, stages, overlapped=True, **more)
 
 
 def _kept_on(blocks: int, cuts: bool) -> StepKernel:
@@ -132,7 +134,7 @@ def _kept_on(blocks: int, cuts: bool) -> StepKernel:
     """
     build = functools.partial(_persistent, blocks=blocks, stream_k=cuts)
     menu = ROLE_MENU if blocks > 1 else (*ROLE_MENU, *WIDTHS, *PAIRS)
-    return StepKernel(13, menu, build, early=True, stays=True, cuts=cuts, blocks=blocks)
+    return StepKernel(13, menu, build, early=True, stays=True, cuts=cuts, blocks=blocks, narrowing=True)
 
 
 # What the call's tiles are beside those that the steps choose among: found on shapes off the squares.
@@ -157,11 +159,19 @@ PAIRS = tuple(
 )
 RING_MENU = (*RING_CHOICES, tiles.Choice(HopperTile.parse("128x192x64/2x1"), 5))
 
+
+class Short(NamedTuple):
+    """A product of a short reduction whose operands a kernel may read as they lie, and what copying them takes."""
+
+    problem: Matmul
+    copying_us: float
+
+
 KERNELS = {  # as each step is, which a tuned line names
     kernel.step: kernel
     for kernel in (
-        StepKernel(13, ROLE_CHOICES, _persistent, early=True, stays=True, cuts=True, blocks=None),
-        StepKernel(12, ROLE_CHOICES, _roles, flexible=True),
+        StepKernel(13, ROLE_CHOICES, _persistent, early=True, stays=True, cuts=True, blocks=None, narrowing=True),
+        StepKernel(12, ROLE_CHOICES, _roles, flexible=True, narrowing=True),
         StepKernel(11, RING_CHOICES, _ring),
     )
 }
@@ -172,7 +182,7 @@ MENU = (
 )
 # Their tiles follow from the product: torch_ops/one_tile.py.
 EXCHANGED = StepKernel(12, (), _exchanged, early=True, narrowing=True)
-UPRIGHT = StepKernel(12, (), _upright, early=True)
+UPRIGHT = StepKernel(12, (), _upright, early=True, narrowing=True)
 
 
 @dataclass(frozen=True)
@@ -222,7 +232,8 @@ def choose(
     dense: bool = False,
     narrows: bool = False,
     rows: tuple[int, int] | None = None,
-) -> Choice | Streamed:
+    short: Short | None = None,
+) -> Choice | Streamed | Unaligned:
     """Return what was measured to be fastest on this GPU; or else the choice that should take the least time.
 
     What the user measured (:mod:`.tuned_here`) goes before what we did; what should take the least time is kept for
@@ -230,8 +241,9 @@ def choose(
     ``batch`` and ``any_rows`` are those of :class:`Setting`; nothing of theirs was measured. Where operands are
     ``dense``, without gaps between rows, few rows may be taken by a kernel that streams the other operand; where it
     ``narrows``, results are stored to rows that TMA cannot step over, as not every kernel does. ``rows``: the elements
-    that rows of A and B begin apart where the kernel reads them; without gaps if None. Raises IllegalTile where the GPU
-    can hold no choice, with what is wrong with the first.
+    that rows of A and B begin apart where the kernel reads them; without gaps if None. ``short``: what a kernel may
+    read as it lies instead, without copies. Raises IllegalTile where the GPU can hold no choice, with what is wrong
+    with the first.
     """
     measured = tuned(machine.name).get((problem.m, problem.n, problem.k, problem.dtype, problem.layout))
     flexible = batch > 1 or any_rows
@@ -244,10 +256,10 @@ def choose(
     from tensorir_ladder.torch_ops.kept_choices import find_choice, keep_choice  # which needs the kernels
 
     gpu = str(machine.target), machine.name, machine.multiprocessors
-    asked = problem, *gpu, batch, any_rows, dense, narrows, rows
+    asked = problem, *gpu, batch, any_rows, dense, narrows, rows, short
     found = find_choice(*asked)
     if found is None:
-        found = _cheapest(problem, machine, batch, any_rows, dense, narrows, rows)
+        found = _cheapest(problem, machine, batch, any_rows, dense, narrows, rows, short)
         keep_choice(found, *asked)
     return found
 
@@ -260,19 +272,28 @@ def _cheapest(
     dense: bool,
     narrows: bool,
     rows: tuple[int, int] | None,
-) -> Choice | Streamed:
+    short: Short | None,
+) -> Choice | Streamed | Unaligned:
     """Return the choice that should take the least time; see :func:`choose`."""
     flexible = batch > 1 or any_rows
     estimates = _estimates(str(machine.target), machine.name, machine.multiprocessors, flexible)
     streamed = dense and batch == 1 and streams(problem)
     times = estimates.times(problem, batch, streamed, one_tile=not flexible, rows=rows)
-    able = (place for place in times.menu.argsort() if estimates.kernels[place].takes(problem, machine))
-    chosen = next(able)
-    tiles = np.where(all_tiles().upright, np.inf, times.tiles) if narrows else times.tiles
-    least = int(tiles.argmin())
-    if tiles[least] < times.menu[chosen]:
+    chosen = next(place for place in times.menu.argsort() if _able(estimates.kernels[place], problem, machine, narrows))
+    least = int(times.tiles.argmin())
+    if short:
+        tile, us = fastest_tile(short.problem, machine.multiprocessors)
+        if us < min(times.tiles[least], times.menu[chosen]) + short.copying_us:
+            return Unaligned(tile)
+    if times.tiles[least] < times.menu[chosen]:
         return of_one_tile(all_tiles().tile(least), one_tile_stages(problem, least, machine.multiprocessors))
     return estimates.kernels[chosen]
+
+
+def _able(choice: Choice | Streamed, problem: Matmul, machine: Machine, narrows: bool) -> bool:
+    """Tell whether a choice is another than one of whole tiles, and stores what narrows."""
+    stores = not narrows or isinstance(choice, Streamed) or choice.kernel.narrowing
+    return stores and choice.takes(problem, machine)
 
 
 @functools.cache

@@ -13,30 +13,33 @@ from pathlib import Path
 import msgspec
 
 from tensorir_ladder.kernels.codegen.build_cache import BuildCache, digest_sources
-from tensorir_ladder.kernels.tiles import RoleTile
+from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.torch_ops import estimates, rates
 from tensorir_ladder.torch_ops.choice import EXCHANGED, KERNELS, MENU, UPRIGHT, Choice
 from tensorir_ladder.torch_ops.few_rows import Streamed
 from tensorir_ladder.torch_ops.kept import LOADED
+from tensorir_ladder.torch_ops.short_reductions import Unaligned
 
 CHOICES, SUFFIX = BuildCache("choices"), ".json"
 OFFERED = (*MENU, EXCHANGED, UPRIGHT, *KERNELS.values())  # the last of them to batches, and any number of rows
-STREAMED = len(OFFERED)
+STREAMED, UNALIGNED = len(OFFERED), len(OFFERED) + 1
 
 
 class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A choice: the place of its kernel in OFFERED, or STREAMED without tile and stages."""
+    """A choice: the place of its kernel in OFFERED, or STREAMED without tile and stages, UNALIGNED without stages."""
 
     kernel: int
     tile: str = ""
     stages: int = 0
 
     @property
-    def choice(self) -> Choice | Streamed | None:
+    def choice(self) -> Choice | Streamed | Unaligned | None:
         """The choice; None for one that there is not, IllegalSchedule for a tile that is none."""
         if self.kernel == STREAMED:
             return Streamed()
+        if self.kernel == UNALIGNED:
+            return Unaligned(HopperTile.parse(self.tile))
         if not 0 <= self.kernel < STREAMED:
             return None
         kernel = OFFERED[self.kernel]
@@ -46,7 +49,7 @@ class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return next((Choice(kernel, each.tile, each.stages) for each in listed), None)
 
 
-def find_choice(*asked: object) -> Choice | Streamed | None:
+def find_choice(*asked: object) -> Choice | Streamed | Unaligned | None:
     """Return what was chosen where the same was asked; None where that is not kept, or cannot be read."""
     kept = CHOICES.find(_recipe(asked), SUFFIX)
     if kept is None:
@@ -57,9 +60,9 @@ def find_choice(*asked: object) -> Choice | Streamed | None:
         return None
 
 
-def keep_choice(choice: Choice | Streamed, *asked: object) -> None:
+def keep_choice(choice: Choice | Streamed | Unaligned, *asked: object) -> None:
     """Keep what was chosen where this was asked."""
-    line = _Line(STREAMED)
+    line = _Line(UNALIGNED, str(choice.tile)) if isinstance(choice, Unaligned) else _Line(STREAMED)
     if isinstance(choice, Choice):
         line = _Line(OFFERED.index(choice.kernel), str(choice.tile), choice.stages)
     CHOICES.put(_recipe(asked), SUFFIX, msgspec.json.encode(line))

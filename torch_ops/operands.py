@@ -16,10 +16,6 @@ from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.errors import OverlappingOutput, ScatteredRows, UnalignedOperand, WrongDtype, WrongShape
 
-# Results up to so many bytes are stored element by element where TMA cannot: their copy takes a launch and little else.
-# Of 36 shapes up to here, copying took 1.14 times as long on an H200 (1.06 from 1 MiB on); of 20 beyond, 0.96.
-MOST_NARROWED_BYTES = 3 * 2**20
-
 
 @dataclass(frozen=True)
 class Form:
@@ -178,14 +174,11 @@ class Operands:
     def narrows(self, out: Rows | None = None) -> bool:
         """Tell whether an output has fewer columns than the problem, in rows without gaps, as it has if none is given.
 
-        Then it is quicker to store it element by element than to copy it behind the product where it is small, or where
-        no kernel stores its elements otherwise.
+        Then kernels store it as it lies; to an output of other rows it is copied.
         """
         itemsize = dtype_bytes(self.problem.out_dtype)
-        row_bytes = self.columns * itemsize
         dense = out is None or is_dense(out, itemsize)
-        small = self.problem.m * row_bytes <= MOST_NARROWED_BYTES or self.problem.out_dtype not in PTX_TYPES
-        return self.batch is None and self.columns < self.problem.n and dense and small
+        return self.batch is None and self.columns < self.problem.n and dense
 
     def are_dense(self, out: Rows | None = None) -> bool:
         """Tell whether operands, and an output, are whole matrices without gaps, as a kernel without maps wants them.

@@ -175,9 +175,9 @@ def test_what_is_broken_is_caught(broken: str, instead: str, fault: str) -> None
 def test_boxes_beyond_the_last_column_are_not_stored() -> None:
     problem = Matmul(70, 131, 33, "float16", "nn")
     text = lowered(problem, WIDE).cuda
-    assert "if (left <= 0) return;" in text
+    assert "if (left <= skip) return;" in text
     with pytest.raises(KernelFault, match=r"stored twice|out of bounds"):
-        run(problem, WIDE, text=text.replace("if (left <= 0) return;", ""))
+        run(problem, WIDE, text=text.replace("if (left <= skip) return;", ""))
 
 
 @pytest.mark.emulator
