@@ -17,42 +17,41 @@ from tensorir_ladder.schedules.isa import PANEL, PTX_TYPES, ROW_BYTES, WGMMA_ROW
 from tensorir_ladder.schedules.workloads import Matmul
 
 AT_ONCE = 4  # of a warp's rows of results that are read before the first is stored
-# Rows of a box of results, by a warp, a pair of neighbours a lane: moved on by one where a row begins beside a pair of
-# aligned elements, so that all but the ends are stores of aligned pairs.
+# Rows of a box of results, by a warp, a pair of neighbours a lane. Where a row begins between two aligned pairs, pairs
+# are moved on by one: its ends are stores of one element, by the first lane and the last. Lanes find out once what they
+# have within the columns, for rows of either kind, so that no row branches.
 _STORE_ROWS = """
 __forceinline__ __device__ void {name}(
     const unsigned char* box, void* matrix, int first, int lane, int row, int column, int rows, int columns,
     int skip) {{
-  const int left = min(columns - column, {width});
+  const int left = min(columns - column, {width}), at = 2 * lane;
   if (left <= skip) return;
+  const bool pair_here = at >= skip && at + 1 < left, one_here = at >= skip && at + 1 == left;
+  const bool pair_before = at > skip && at < left, one_before = at > skip && at == left;
+  const bool begins = at == skip, ends = lane == 31 && left > 63;
 #pragma unroll
   for (int turn = 0; turn < {count}; turn += {at_once}) {{
     unsigned pairs[{at_once}];
 #pragma unroll
     for (int i = 0; i < {at_once}; ++i) {{
-      const int at = first + (turn + i) * {apart};
-      if ({whole} || at < {box_rows})
-        pairs[i] = *(const unsigned*)(box + at * 128 + ((lane / 4 ^ at % 8) << 4) + lane % 4 * 4);
+      const int own = first + (turn + i) * {apart};
+      if ({whole} || own < {box_rows})
+        pairs[i] = *(const unsigned*)(box + own * 128 + ((lane / 4 ^ own % 8) << 4) + lane % 4 * 4);
     }}
 #pragma unroll
     for (int i = 0; i < {at_once}; ++i) {{
-      const int box_row = first + (turn + i) * {apart};
-      if ((!{whole} && box_row >= {box_rows}) || row + box_row >= rows) continue;
-      unsigned short* to = (unsigned short*)matrix + ((long long)(row + box_row) * columns + column);
-      unsigned pair = pairs[i];
-      int at = 2 * lane;
-      if ((unsigned long long)to & 2u) {{
-        const unsigned before = __shfl_up_sync(0xffffffffu, pair, 1);
-        if (lane == 31 && 63 < left) to[63] = (unsigned short)(pair >> 16);
-        pair = __funnelshift_r(before, pair, 16);
-        --at;
-      }}
-      if (at < skip) {{
-        if (at + 1 == skip) to[skip] = (unsigned short)(pair >> 16);
-      }} else if (at + 1 < left) {{
-        *(unsigned*)(to + at) = pair;
-      }} else if (at < left) {{
-        to[at] = (unsigned short)pair;
+      const int own = first + (turn + i) * {apart};
+      if ((!{whole} && own >= {box_rows}) || row + own >= rows) continue;
+      unsigned short* to = (unsigned short*)matrix + ((long long)(row + own) * columns + column);
+      const unsigned pair = pairs[i];
+      if (((unsigned long long)to & 2u) == 0u) {{
+        if (pair_here) *(unsigned*)(to + at) = pair;
+        if (one_here) to[at] = (unsigned short)pair;
+      }} else {{
+        const unsigned moved = __funnelshift_r(__shfl_up_sync(0xffffffffu, pair, 1), pair, 16);
+        if (pair_before) *(unsigned*)(to + at - 1) = moved;
+        if (one_before) to[at - 1] = (unsigned short)moved;
+        if (begins || ends) to[begins ? at : 63] = (unsigned short)(begins ? pair : pair >> 16);
       }}
     }}
   }}

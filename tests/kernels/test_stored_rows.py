@@ -95,9 +95,11 @@ def test_their_bias_has_as_many(kernel: str, tile: str) -> None:
     ("tile", "broken", "instead"),
     [
         ("64x40x64/1x1", "min(columns - column, 40)", "columns - column"),
-        ("64x80x64/1x1", "if (at < skip)", "if (at < 0)"),
+        ("64x80x64/1x1", "at >= skip && at + 1 < left", "at + 1 < left"),
+        ("64x80x64/1x1", "at > skip && at < left", "at > 0 && at < left"),
+        ("64x80x64/1x1", "begins = at == skip", "begins = at == 0"),
         ("64x80x64/1x1", "at + 1 < left", "at < left"),
-        ("64x80x64/1x1", "|| row + box_row >= rows", ""),
+        ("64x80x64/1x1", "|| row + own >= rows", ""),
     ],
 )
 def test_what_another_stores_is_not_stored_twice(tile: str, broken: str, instead: str) -> None:
