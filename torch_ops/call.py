@@ -31,7 +31,7 @@ from tensorir_ladder.torch_ops.launcher import LoadedKernel, load_kernel
 from tensorir_ladder.torch_ops.operands import Form, Operands, arrange, check_bias, output_rows
 from tensorir_ladder.torch_ops.product import Product
 from tensorir_ladder.torch_ops.rates import cost_rates
-from tensorir_ladder.torch_ops.short_reductions import Unaligned, copying_microseconds, reads_as_they_lie
+from tensorir_ladder.torch_ops.short_reductions import Unaligned, more_microseconds, reads_as_they_lie
 
 if TYPE_CHECKING:
     import torch
@@ -240,7 +240,7 @@ def choose_for(
     problem, batch = operands.problem, operands.batch or 1
     short = None
     if not any_m and reads_as_they_lie(operands, out or operands.contiguous):
-        short = Short(operands.exact, copying_microseconds(operands))
+        short = Short(operands.exact, more_microseconds(operands))
     # What is refused of many rows is refused of few: results that do not leave by TMA.
     dense = operands.are_dense(out) and (not any_m or can_store_by_tma(problem, ROLE_CHOICES[0].tile))
     narrows = operands.narrows(out) and not any_m

@@ -161,10 +161,13 @@ RING_MENU = (*RING_CHOICES, tiles.Choice(HopperTile.parse("128x192x64/2x1"), 5))
 
 
 class Short(NamedTuple):
-    """A product of a short reduction whose operands a kernel may read as they lie, and what copying them takes."""
+    """A product of a short reduction whose operands a kernel may read as they lie.
+
+    ``more_us`` is what all other kernels take beside their estimates: copies, and results stored row by row.
+    """
 
     problem: Matmul
-    copying_us: float
+    more_us: float
 
 
 KERNELS = {  # as each step is, which a tuned line names
@@ -283,7 +286,7 @@ def _cheapest(
     least = int(times.tiles.argmin())
     if short:
         tile, us = fastest_tile(short.problem, machine.multiprocessors)
-        if us < min(times.tiles[least], times.menu[chosen]) + short.copying_us:
+        if us < min(times.tiles[least], times.menu[chosen]) + short.more_us:
             return Unaligned(tile)
     if times.tiles[least] < times.menu[chosen]:
         return of_one_tile(all_tiles().tile(least), one_tile_stages(problem, least, machine.multiprocessors))

@@ -14,7 +14,7 @@ from tensorir_ladder.kernels.codegen.launch_plan import Rows
 from tensorir_ladder.kernels.tiles import HopperTile
 from tensorir_ladder.kernels.unaligned import MOST_ELEMENTS, Sharing, matrices_of, resident, shared_bytes, unaligned
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct
-from tensorir_ladder.schedules.isa import PANEL, SHARED_KIB
+from tensorir_ladder.schedules.isa import PANEL, SHARED_KIB, TMA_STRIDE_BYTES, VECTOR_BYTES
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.launcher import TIR_PIPELINE
@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 
 MOST_STEPS = 256  # of the reduction
 SIDES = (((64, 64), (1, 1)), ((128, 64), (2, 1)), ((64, 128), (1, 2)), ((128, 128), (2, 1)))  # with warpgroups
-# Microseconds: of a launch; of a turn of loads, which blocks that a multiprocessor holds at once take together; of
-# 1024 pieces of operands, of a box of results, and more where its rows are no pairs of aligned elements, all of one
-# multiprocessor; of a megabyte that all blocks load. Fitted to 188 times on an H200, 9 % off; by it the tile that is
-# chosen was 0.996 of the fastest of four, on 47 products.
-LAUNCH, TURN, PIECES, BOX, ODD_BOX, LOADED = 1.32, 1.18, 0.166, 0.555, 0.111, 0.0504
-COPY_LAUNCH, COPIED = 0.67, 1.01  # of a launch that copies rows, and of a megabyte of them
+# Microseconds: of a launch; of a turn of loads, which blocks that a multiprocessor holds at once take together, and of
+# each panel behind a row's first; of a box of results, and more where its rows are odd; of a megabyte that all blocks
+# load. Fitted to 196 times on an H200, 8 % off; the tile that they choose was 0.997 of the fastest (49 products).
+LAUNCH, TURN, PANEL_TURN, BOX, ODD_BOX, LOADED = 1.204, 1.049, 0.364, 0.577, 0.100, 0.0427
+# And beside the estimates of other kernels: of a launch that copies rows, and of a megabyte of them; of a megabyte of
+# results that are stored row by row, and more where these are odd. Fitted to 58 products: 9 % off.
+COPY_LAUNCH, COPIED, BY_ROWS, ODD_ROWS = 1.60, 0.484, 0.29, 0.137
 
 
 @dataclass(frozen=True)
@@ -60,14 +61,18 @@ def reads_as_they_lie(operands: Operands, out: Rows) -> bool:
         return False
     itemsize, out_itemsize = dtype_bytes(problem.dtype), dtype_bytes(problem.out_dtype)
     lain = (operands.a, itemsize), (operands.b, itemsize), (out, out_itemsize)
-    whole = fits_tma(out) and problem.n * out_itemsize % 16 == 0
+    whole = fits_tma(out) and problem.n * out_itemsize % TMA_STRIDE_BYTES == 0
     return (operands.are_copied or not whole) and all(is_dense(matrix, size) for matrix, size in lain)
 
 
-def copying_microseconds(operands: Operands) -> float:
-    """Return about how long it takes to copy what TMA cannot read."""
+def more_microseconds(operands: Operands) -> float:
+    """Return about how long it takes other kernels to copy what TMA cannot read, and to store rows that it cannot."""
+    problem = operands.exact
     copied = [matrix for matrix in (operands.a, operands.b) if not fits_tma(matrix)]
-    return COPY_LAUNCH * bool(copied) + COPIED / 1e6 * sum(matrix.rows * matrix.row_bytes for matrix in copied)
+    row_bytes = problem.n * dtype_bytes(problem.out_dtype)
+    stored = problem.m * row_bytes if row_bytes % TMA_STRIDE_BYTES else 0
+    copying = COPY_LAUNCH * bool(copied) + COPIED / 1e6 * sum(matrix.rows * matrix.row_bytes for matrix in copied)
+    return copying + stored / 1e6 * (BY_ROWS + ODD_ROWS * (problem.n % 2))
 
 
 @functools.cache
@@ -88,10 +93,9 @@ def microseconds(problem: Matmul, tile: HopperTile, multiprocessors: int) -> flo
     """Return about how long a product takes; good for an order, and beside the other kernels' estimates."""
     sharing = Sharing.of(WarpgroupProduct.of(problem, tile), tile)
     rows, columns, _ = tile.counts(problem)
-    blocks, pieces = rows * columns, sum(sharing.counts) * sharing.threads
-    on_each = -(-blocks // multiprocessors)
-    turns = -(-on_each // resident(tile, sharing.threads)) * sharing.rounds
-    box = BOX + ODD_BOX * (problem.n % 2)
-    results = tile.block_m * tile.block_n / (PANEL * PANEL)
-    own = on_each * (PIECES * pieces / 1024 + box * results)
-    return LAUNCH + TURN * turns + own + LOADED * blocks * pieces * 16 / 1e6
+    blocks, loaded = rows * columns, sum(sharing.counts) * sharing.threads * VECTOR_BYTES
+    on_each, together = -(-blocks // multiprocessors), resident(tile, sharing.threads)
+    loading = TURN * -(-on_each // together) * sharing.rounds
+    loading += PANEL_TURN * (tile.block_k // PANEL - 1) * on_each / together
+    storing = on_each * tile.block_m * tile.block_n / (PANEL * PANEL) * (BOX + ODD_BOX * (problem.n % 2))
+    return LAUNCH + loading + storing + LOADED * blocks * loaded / 1e6

@@ -17,9 +17,9 @@ from tensorir_ladder.torch_ops.operands import Form, Operands, arrange
 from tensorir_ladder.torch_ops.short_reductions import (
     MOST_STEPS,
     Unaligned,
-    copying_microseconds,
     fastest_tile,
     microseconds,
+    more_microseconds,
     reads_as_they_lie,
     tiles_for,
 )
@@ -66,10 +66,12 @@ def test_which_operands_are_read_as_they_lie(operands: Operands, out: Rows | Non
 
 
 def test_a_copy_counts_beside_the_product() -> None:
-    """Unless copies take too long, a kernel that reads them is chosen."""
+    """Unless copies, and rows of results, take too long, a kernel that reads copies is chosen."""
     operands = operands_of(1721, 491, 111)
-    assert copying_microseconds(operands) > copying_microseconds(operands_of(1721, 488, 111))
-    assert copying_microseconds(operands_of(1721, 488, 112)) == 0
+    less = [operands_of(1721, 490, 111), operands_of(1721, 488, 111), operands_of(1721, 488, 112)]
+    taken = [more_microseconds(each) for each in (operands, *less)]
+    assert taken == sorted(taken, reverse=True)
+    assert taken[0] > taken[1] > taken[2] > taken[3] == 0
     chosen = [
         choose(operands.problem, H200, narrows=True, rows=operands.steps, short=Short(operands.exact, us))
         for us in (-1e6, 1e6)
