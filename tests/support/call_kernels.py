@@ -34,6 +34,8 @@ FORMS = {
     "upright, k tiles of two panels": (12, "roles", (300, 104, 520), "nn", "64x72x128/1x1/4x1", 3, 0),
     "blocks that stay, helpers' sums": (13, "stream", (180, 200, 1032), "nt", "64x88x64/1x1", 3, 5),
     "blocks that stay, whole tiles": (13, "whole", (180, 440, 392), "nn", "64x104x64/1x1", 3, 2),
+    "two boxes that share columns, rows stored one by one": (12, "roles", (70, 131, 264), "nt", "64x80x64/1x1", 3, 0),
+    "blocks that stay, rows stored one by one": (13, "whole", (180, 331, 392), "nt", "64x104x64/1x1", 3, 2),
     "blocks that stay, in pairs": (13, "multicast", (250, 440, 264), "nn", "64x104x64/1x1", 3, 4),
     "blocks that stay, loads shared by rows": (13, "stream", (250, 200, 392), "nt", "64x64x64/1x1/2x1", 3, 4),
     "blocks that stay, loads shared by columns": (13, "stream", (250, 200, 392), "nn", "64x64x64/1x1/1x2", 3, 4),
