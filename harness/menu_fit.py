@@ -177,7 +177,7 @@ def chosen_over_best(
         for shape in asked[fold::FOLDS]:
             taken: dict[Any, float] = {file.kernels[place]: us for place, us in shape.times}
             problem = Matmul(shape.m, shape.n, shape.k, "float16", shape.layout)
-            times = estimates.times(problem, streamed=streams(problem), rows=shape.rows)
+            times = estimates.times(problem, streamed=streams(problem))
             expected = dict(zip(map(str, estimates.kernels), times.menu.tolist()))
             timed = [(old, tiles[old]) for old, _ in shape.times]
             expected |= {file.kernels[old]: float(times.tiles[place]) for old, place in timed if place is not None}

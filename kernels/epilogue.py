@@ -1,4 +1,4 @@
-"""From accumulators to the output: rounded, through shared memory and TMA, or straight from registers."""
+"""From accumulators to the output: rounded, through shared memory by TMA or row by row, or straight from registers."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ __forceinline__ __device__ void {name}(
 #pragma unroll
     for (int i = 0; i < {at_once}; ++i) {{
       const int own = first + (turn + i) * {apart};
-      if ({whole} || own < {box_rows})
+      if ({whole} || (turn + i < {count} && own < {box_rows}))
         pairs[i] = *(const unsigned*)(box + own * 128 + ((lane / 4 ^ own % 8) << 4) + lane % 4 * 4);
     }}
 #pragma unroll
     for (int i = 0; i < {at_once}; ++i) {{
       const int own = first + (turn + i) * {apart};
-      if ((!{whole} && own >= {box_rows}) || row + own >= rows) continue;
+      if ((!{whole} && (turn + i >= {count} || own >= {box_rows})) || row + own >= rows) continue;
       unsigned short* to = (unsigned short*)matrix + ((long long)(row + own) * columns + column);
       const unsigned pair = pairs[i];
       if (((unsigned long long)to & 2u) == 0u) {{

@@ -23,7 +23,7 @@ from tensorir_ladder.kernels.panels import Panels
 from tensorir_ladder.kernels.raster import grouped
 from tensorir_ladder.kernels.roles import OVERLAPS, begin_after_last
 from tensorir_ladder.kernels.short_stack import on_a_short_stack
-from tensorir_ladder.kernels.tiles import BLOCK_REGISTERS, MOST_RESIDENT, HopperTile
+from tensorir_ladder.kernels.tiles import BLOCK_REGISTERS, INSTRUCTION_REGISTERS, MOST_RESIDENT, HopperTile
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
 from tensorir_ladder.schedules.errors import IllegalTile, IllegalWorkload
 from tensorir_ladder.schedules.isa import PANEL, PTX_TYPES, SHARED_KIB, WARP, WARPGROUP, WGMMA_ROWS
@@ -141,10 +141,10 @@ def unaligned(
 
     A block has as many threads as request its operands at once, up to 512 (:class:`Sharing`).
 
-    Operands and output are whole matrices, without gaps between rows, which begin at any element;
-    results of float32 at multiples of 8 bytes.
-    ``tile``'s k steps are at least the problem's; what lies beyond them is zero, as are rows beyond A's last and
-    columns beyond B's. Blocks' tiles follow each other as :func:`kernels.raster.grouped` says.
+    Operands and output are whole matrices, without gaps between rows, which begin at any element.
+    ``tile``'s k steps are at least the problem's; what lies beyond these is zero. Rows beyond A's last, and columns
+    beyond B's, are others of their matrices, whose results nobody stores. Blocks' tiles follow each other as
+    :func:`kernels.raster.grouped` says.
 
     ``overlapped`` blocks begin while the kernel before in the stream still runs, and let the next one's begin at once
     (:func:`kernels.roles.begin_after_last`). ``finish`` is done to the sums, the bias of as many elements as C has
@@ -242,7 +242,7 @@ def unaligned(
                 first = T.meta_var(warpgroup * product.result_bytes)
                 epilogue.collect(sums, product, problem.out_dtype, memory, first, warp, lane)
             else:
-                epilogue.store_fragments(sums, product, c_matrix, *corner, warp, lane)
+                epilogue.store_fragments(sums, product, c_matrix, *corner, warp, lane, aligned=False)
         if staged:
             T.cuda.cta_sync()
             _store(product, tile, memory, c_matrix, (row, column), (warpgroup * 4 + warp, lane), threads)
@@ -281,12 +281,16 @@ class Sharing(NamedTuple):
 
     @classmethod
     def of(cls, product: WarpgroupProduct, tile: HopperTile) -> Sharing:
-        """Take the fewest threads that have AT_ONCE pieces each, or else the most; IllegalTile where there are none."""
+        """Take the fewest threads that have AT_ONCE pieces each, or else the most; IllegalTile where there are none.
+
+        Each then has the registers that one of its instructions takes.
+        """
         sides = [(panels.rows, _width(panels)) for panels in (product.a, product.b)]
         found = [
             made
             for threads in range(tile.threads_per_block, MOST_THREADS + 1, WARPGROUP)
-            if (made := cls._by(threads, sides)) is not None
+            if BLOCK_REGISTERS // threads >= tile.group_n // 2 + INSTRUCTION_REGISTERS
+            and (made := cls._by(threads, sides)) is not None
         ]
         if not found:
             raise IllegalTile(

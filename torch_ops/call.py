@@ -68,9 +68,9 @@ def matmul(
     to ``out_dtype`` (float16, bfloat16 or float32; by default the operands' dtype, or that of ``out``). Rows of ``a``
     are contiguous, and either rows or columns of ``b``, so that ``w.T`` of an (n, k) tensor is multiplied as it lies.
     Rows may be parts of longer ones (a slice of a matrix) where they begin multiples of 16 bytes apart. Contiguous
-    matrices whose rows do not are copied to padded rows at each call, as is such an output unless it is small, or all
-    are read as they lie, where k is short (:mod:`torch_ops.short_reductions`); a warning,
-    :class:`torch_ops.errors.PaddedCopy`, names copies once, with the bytes.
+    matrices whose rows do not are copied to padded rows at each call, or read as they lie, where k is short
+    (:mod:`torch_ops.short_reductions`); to an output whose rows do not, results are copied only where these have gaps,
+    or a kernel stores by TMA alone. A warning, :class:`torch_ops.errors.PaddedCopy`, names copies once, with the bytes.
 
     ``bias`` has n elements side by side, of the output's dtype or float32, one for each column. ``activation`` is
     "relu", "gelu" (the exact form, by erf) or "silu". All three are done to the float32 sums before they are rounded;

@@ -38,7 +38,7 @@ def matmul(
 ) -> Tensor:
     """Compute what :func:`torch_ops.matmul` does; operands that begin at no multiple of 16 bytes are copied first.
 
-    Those are refused there. Here nobody chose the addresses: a gradient may be a part of another, and a compiler lays
+    Most kernels refuse those. Here nobody chose the addresses: a gradient may be a part of another, and a compiler lays
     out what is between two operators.
     """
     return multiply(_aligned(a), _aligned(b), None, bias, activation, alpha, out_dtype, any_m)

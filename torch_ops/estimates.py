@@ -48,18 +48,14 @@ RING, ROLES, EXCHANGED, UPRIGHT, STREAMED = range(5)  # families of kernels, of 
 Extent = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 
 
-class MeasuredShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Times of kernels for one product: places in the file's list of kernels, and microseconds.
-
-    ``rows``: elements that rows of A and of B begin apart; none where there are no gaps between them.
-    """
+class MeasuredShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Times of kernels for one product: places in the file's list of kernels, and microseconds."""
 
     m: Extent
     n: Extent
     k: Extent
     layout: str
     times: Annotated[tuple[tuple[int, Positive], ...], msgspec.Meta(min_length=1)]
-    rows: tuple[Extent, Extent] | None = None
 
     def __post_init__(self) -> None:
         if self.layout not in LAYOUTS:
@@ -68,7 +64,7 @@ class MeasuredShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     @property
     def asked(self) -> Asked:
         """The product as the formulas take it."""
-        return Asked.of(Matmul(self.m, self.n, self.k, "float16", self.layout), self.rows)
+        return Asked.of(Matmul(self.m, self.n, self.k, "float16", self.layout))
 
 
 class Asked(NamedTuple):
@@ -218,12 +214,12 @@ class Estimates:
                 times[at] = us
         return found
 
-    def odds(self, problem: Matmul, streamed: bool = False, rows: tuple[int, int] | None = None) -> Odds:
+    def odds(self, problem: Matmul, streamed: bool = False) -> Odds:
         """Estimate how likely each kernel is the fastest for a product, and what is lost by taking the chosen one.
 
-        By DRAWS draws of all kernels' times, together, from what was measured near by. ``rows`` as of :meth:`times`.
+        By DRAWS draws of all kernels' times, together, from what was measured near by.
         """
-        asked = Asked.of(problem, rows)
+        asked = Asked.of(problem)
         formulas = self._by_formulas(asked, 1, streamed, one_tile=True)
         first, expected = self._expected(asked, formulas)
         likely = np.log(np.concatenate([times[places] for times, places in zip(formulas, first)])) + expected.off

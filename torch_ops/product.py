@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Product:
     """A product of tensors of one form: ``product(a, b, out, bias)`` runs it in the current stream, returns the output.
 
-    ``any_address``: the kernel reads and writes 16-bit elements that may begin anywhere.
+    ``any_address``: what the kernel reads and writes may begin at any element.
     What is copied is copied by one launch before the product's, and one behind it; each of the three may begin early.
     ``copying`` loads the kernel of these, where one is needed. Room for copies comes from torch's allocator at each
     call. It keeps freed memory for the next one, orders its reuse by streams and lets a captured graph have its own,
@@ -53,10 +53,9 @@ class Product:
             for name, matrix in (("A", operands.a), ("B", operands.b))
         )
         self._result = operands.output(kernel.plan, out)
+        narrowed = self._result is out and out.columns < problem.n  # stored without TMA
+        self._aligned = ("a", "b") * (not any_address) + ("out",) * (not any_address and not narrowed)
         # By identity: room for the result may lie as the output does, whose rows TMA must not store beyond.
-        narrowed = self._result is out and out.columns < problem.n  # stored by elements
-        by_pairs = any_address and self._out_itemsize > 2  # stored by pairs of float32, which must be aligned
-        self._aligned = ("a", "b") * (not any_address) + ("out",) * (by_pairs or not (any_address or narrowed))
         self._copies = self._a is not operands.a or self._b is not operands.b or self._result is not out
         self._extents = operands.a.extent(self._itemsize), operands.b.extent(self._itemsize)
         self._out_extent = out.extent(self._out_itemsize)

@@ -14,7 +14,7 @@ from tensorir_ladder.kernels.codegen.launch_plan import Rows
 from tensorir_ladder.kernels.tiles import HopperTile
 from tensorir_ladder.kernels.unaligned import MOST_ELEMENTS, Sharing, matrices_of, resident, shared_bytes, unaligned
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct
-from tensorir_ladder.schedules.isa import PANEL, SHARED_KIB, TMA_STRIDE_BYTES, VECTOR_BYTES
+from tensorir_ladder.schedules.isa import PANEL, PTX_TYPES, SHARED_KIB, TMA_STRIDE_BYTES, VECTOR_BYTES
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.launcher import TIR_PIPELINE
@@ -53,7 +53,10 @@ class Unaligned:
 
 
 def reads_as_they_lie(operands: Operands, out: Rows) -> bool:
-    """Tell whether the kernel takes operands, and an output that lies so, of which others would copy one at least."""
+    """Tell whether the kernel takes operands, and an output that lies so, where TMA does not read or store all of them.
+
+    Results of float32 never leave by TMA.
+    """
     problem = operands.exact
     if operands.batch is not None or problem.k > MOST_STEPS:
         return False
@@ -61,18 +64,21 @@ def reads_as_they_lie(operands: Operands, out: Rows) -> bool:
         return False
     itemsize, out_itemsize = dtype_bytes(problem.dtype), dtype_bytes(problem.out_dtype)
     lain = (operands.a, itemsize), (operands.b, itemsize), (out, out_itemsize)
-    whole = fits_tma(out) and problem.n * out_itemsize % TMA_STRIDE_BYTES == 0
-    return (operands.are_copied or not whole) and all(is_dense(matrix, size) for matrix, size in lain)
+    return (operands.are_copied or _stored_by_rows(problem) > 0) and all(is_dense(*each) for each in lain)
+
+
+def _stored_by_rows(problem: Matmul) -> int:
+    """Return the bytes of results that kernels which would store them by TMA store row by row."""
+    row_bytes = problem.n * dtype_bytes(problem.out_dtype)
+    return problem.m * row_bytes if problem.out_dtype in PTX_TYPES and row_bytes % TMA_STRIDE_BYTES else 0
 
 
 def more_microseconds(operands: Operands) -> float:
     """Return about how long it takes other kernels to copy what TMA cannot read, and to store rows that it cannot."""
     problem = operands.exact
     copied = [matrix for matrix in (operands.a, operands.b) if not fits_tma(matrix)]
-    row_bytes = problem.n * dtype_bytes(problem.out_dtype)
-    stored = problem.m * row_bytes if row_bytes % TMA_STRIDE_BYTES else 0
     copying = COPY_LAUNCH * bool(copied) + COPIED / 1e6 * sum(matrix.rows * matrix.row_bytes for matrix in copied)
-    return copying + stored / 1e6 * (BY_ROWS + ODD_ROWS * (problem.n % 2))
+    return copying + _stored_by_rows(problem) / 1e6 * (BY_ROWS + ODD_ROWS * (problem.n % 2))
 
 
 @functools.cache

@@ -166,7 +166,7 @@ def test_kernels_are_built_and_found_again(
     shapes: Callable[[str], Path], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    path = shapes("64x64x64\n64x64x128 nt\n40x63x64\n")
+    path = shapes("64x64x64\n64x64x128 nt\n40x63x320\n")
     assert command("build", "--shapes", str(path), "--jobs", "2").code == 0
     files = list((tmp_path / "tensorir-ladder" / "kernels").iterdir())
     assert len(files) == 4  # one copies rows

@@ -14,7 +14,8 @@ from tensorir_ladder.kernels.codegen.host_code import launch_plan
 from tensorir_ladder.kernels.codegen.lowering import Generated, generate
 from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue
 from tensorir_ladder.kernels.tiles import HopperTile
-from tensorir_ladder.kernels.unaligned import unaligned
+from tensorir_ladder.kernels.unaligned import Sharing, unaligned
+from tensorir_ladder.kernels.wgmma import WarpgroupProduct
 from tensorir_ladder.schedules.errors import IllegalTile, IllegalWorkload
 from tensorir_ladder.schedules.workloads import Matmul
 
@@ -198,6 +199,8 @@ def test_a_barrier_that_is_missing_is_a_race() -> None:
         (Matmul(64, 64, 129, "float16"), SMALL, IllegalTile, "k up to 128"),
         (Matmul(64, 64, 64, "float16"), "64x96x64/1x1", IllegalTile, "multiples of 64"),
         (Matmul(64, 64, 64, "float16"), "256x256x256/2x1", IllegalTile, "shared memory"),
+        (Matmul(64, 64, 64, "float16"), "64x64x320/1x1", IllegalTile, "box|threads"),
+        (Matmul(64, 64, 64, "float16"), "64x192x64/1x1", IllegalTile, "no number of threads"),
         (Matmul(64, 64, 64, "float16", "nn", "float64"), SMALL, IllegalWorkload, "float64"),
         (Matmul(64, 64, 64, "float32"), SMALL, IllegalTile, "float32"),
     ],
@@ -205,6 +208,13 @@ def test_a_barrier_that_is_missing_is_a_race() -> None:
 def test_what_it_does_not_do_is_refused(problem: Matmul, tile: str, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         unaligned(problem, HopperTile.parse(tile))
+
+
+def test_threads_have_the_registers_of_an_instruction() -> None:
+    """Of 256 columns it takes 154: 512 threads would have 128, and the compiler would refuse it."""
+    tile = HopperTile.parse("128x256x64/2x1")
+    sharing = Sharing.of(WarpgroupProduct.of(Matmul(300, 301, 60, "float16"), tile), tile)
+    assert (sharing.threads, sharing.rounds) == (256, 2)
 
 
 def test_a_residual_is_refused() -> None:

@@ -65,6 +65,14 @@ def test_which_operands_are_read_as_they_lie(operands: Operands, out: Rows | Non
     assert reads_as_they_lie(operands, out or operands.contiguous) == taken
 
 
+def test_float32_results_are_no_reason_by_themselves() -> None:
+    """No kernel stores them by TMA."""
+    operands = operands_of(40, 95, 64, "nt")
+    wide = replace(operands, problem=replace(operands.problem, out_dtype="float32"))
+    assert not reads_as_they_lie(wide, wide.contiguous)
+    assert more_microseconds(wide) == 0
+
+
 def test_a_copy_counts_beside_the_product() -> None:
     """Unless copies, and rows of results, take too long, a kernel that reads copies is chosen."""
     operands = operands_of(1721, 491, 111)
