@@ -263,7 +263,7 @@ def shared_bytes(tile: HopperTile) -> int:
 
 
 class Sharing(NamedTuple):
-    """How a block's threads share out the pieces of its operands: rows of ``widths`` pieces, of A and of B.
+    """Share out the pieces of a block's operands among its threads: rows of ``widths`` pieces, of A and of B.
 
     Each thread has ``counts`` pieces, as many ``steps`` rows apart, and loads them in ``rounds``.
     """
