@@ -155,7 +155,7 @@ class Times(NamedTuple):
 
 
 class Odds(NamedTuple):
-    """How likely each kernel is the fastest for a product, as :class:`Times` has them, and what the choice loses.
+    """Say how likely each kernel is the fastest for a product, as :class:`Times` has them, and what the choice loses.
 
     ``loss`` is the part of the chosen kernel's time by which the fastest is expected to be shorter.
     """

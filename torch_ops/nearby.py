@@ -65,7 +65,7 @@ def kernel_places(family: Any, *kind: Any, waves: Any) -> np.ndarray:
 
 
 class Expected(NamedTuple):
-    """What the logarithms of kernels' times should differ by from the formula's, and how sure that is."""
+    """Say what the logarithms of kernels' times should differ by from the formula's, and how sure that is."""
 
     off: np.ndarray
     covariance: np.ndarray
