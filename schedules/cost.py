@@ -123,6 +123,7 @@ SIMT_MULTIPLY_ADDS = 128  # of ordinary cores, per cycle of a multiprocessor
 # Of products by warps on ordinary cores, fitted to times of 700 kernels on 41 shapes drawn for that, on an H200.
 SIMT_TURNS = 0.8  # cycles of a multiply-add by warps, over what small tiles and few warps make of it
 FEW_SUMS, FEW_SUMS_TURNS = 64, 1.25  # threads with fewer sums read more operands for each: so many cycles for one
+UNEVEN_TURNS = 1.15  # of blocks whose threads are no power of two, so that they copy unevenly: 21 times on 11 shapes
 AHEAD_TURNS = 0.9  # of threads that read operands a step ahead: so many cycles for one
 CODE_CYCLES = 0.5  # of a multiply-add that is written out, until a round of blocks has its instructions
 KEPT_CODE, FETCHED_CYCLES = 3300, 6.0  # multiply-adds written out that stay cached, and cycles of each beyond
@@ -410,6 +411,7 @@ def _turns(tile: WarpTile, blocks: int, rates: CostRates) -> float:
     edges = 1 + rates.simt_edge * (1 / tile.block_m + 1 / tile.block_n)
     reading = FEW_SUMS_TURNS if tile.thread_m * tile.thread_n < FEW_SUMS else 1.0
     reading *= AHEAD_TURNS if tile.steps_ahead else 1.0
+    reading *= UNEVEN_TURNS if tile.threads_per_block & (tile.threads_per_block - 1) else 1.0
     return SIMT_TURNS * reading * edges * (1 + waited ** (1 + tile.steps_ahead))
 
 

@@ -257,6 +257,8 @@ THREADED = [
     ("16x32x64/16x32/4x4/8", (40, 32, 200), "nn", 2),  # more warps than vectors of outputs per lane
     ("32x64x32/32x64/8x8/4", (33, 72, 132), "nt", 3),
     ("32x64x16/16x32/4x4/1", (50, 72, 60), "nn", 3),
+    ("96x128x32/32x64/8x8/2", (97, 131, 70), "nn", 2),  # threads that are no power of two
+    ("64x160x32/64x32/8x8/2", (65, 163, 98), "nt", 2),
 ]
 
 
