@@ -8,6 +8,11 @@ Rows that are whole 16-byte vectors, but no whole 32-byte sectors, can be copied
 128 bytes that eight threads bring together begin and end inside of sectors, in two cache lines, and the copies take
 twice as long. Where each element is brought often enough, moving these rows once pays, too
 (:func:`worthwhile_row_bytes`). Rows of whole sectors straddle lines as well, and take no longer than others.
+
+Copies through the L1 cache (``cp.async.ca``, for 16 bytes too) are no way out. A kernel that only copies such rows has
+about twice the bandwidth so, as the halves of a sector arrive together; but with them 11 products took step 10 1.09
+times as long (geometric mean, H200), whose rings leave that cache too little room. Nor does it help to have neighbouring
+threads share each sector.
 """
 
 from __future__ import annotations
