@@ -11,8 +11,8 @@ twice as long. Where each element is brought often enough, moving these rows onc
 
 Copies through the L1 cache (``cp.async.ca``, for 16 bytes too) are no way out. A kernel that only copies such rows has
 about twice the bandwidth so, as the halves of a sector arrive together; but with them 11 products took step 10 1.09
-times as long (geometric mean, H200), whose rings leave that cache too little room. Nor does it help to have neighbouring
-threads share each sector.
+times as long (geometric mean, H200), whose rings leave that cache too little room. Nor does it help to have
+neighbouring threads share each sector.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def test_constants_of_another_gpu_are_found() -> None:
     changes = {"waits": 3 * rates.waits, "cut": rates.cut / 2, "memory_bytes": rates.memory_bytes / 1.5}
     other = msgspec.structs.replace(FILE, rates=msgspec.structs.replace(rates, **changes))
     there, noise = Estimates(ALL, other, H200.multiprocessors), random.Random(1)
-    found = {problem: timed_on(there, problem, noise) for problem in draw_products(11, 12)}
+    found = {problem: timed_on(there, problem, noise) for problem in draw_products(12, 16)}
     file = with_times(FILE, hopper(name="NVIDIA Other"), "made up", found)
     fitted = fit_rates(file, ALL, H200)
     for name, value in changes.items():
