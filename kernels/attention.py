@@ -299,10 +299,10 @@ def attention(
         here = RoleBlock(tiles * many, tile.consumers)
         pool = T.SMEMPool()
         queried = Barriers(pool, 1, bounded)
-        shared = SharedRing(pool, stages, k.bytes, tile.consumers, bounded, q.bytes)
+        shared = SharedRing(pool, stages, k.bytes, tile.consumers, bounded, tile.consumers * q.bytes)
         if here.thread == 0:
             queried.initialize(1)
-        shared.begin(here)
+        shared.begin(here, maps["Q"], maps["K"], maps["V"], maps["O"])
         all_heads = T.meta_var(batch * problem.heads if any_rows else many)
         high = T.meta_var((queries + (tile.rows - 1)) // tile.rows if any_rows else tiles)
         last_key = T.meta_var(keys if any_rows else problem.keys)

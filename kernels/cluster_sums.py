@@ -1,7 +1,9 @@
-"""Sums of the parts of a reduction: from the registers of a cluster's blocks to those of its first.
+"""Sums of the parts of a reduction, which are a cluster's blocks: each block adds up and stores a share of the results.
 
-Each block but the first leaves its sums in its own shared memory; the first reads them there, by distributed shared
-memory, and adds them in the order of the parts. Source: PTX ISA, mapa, ld.shared::cluster, barrier.cluster.
+All blocks leave their sums in their own shared memory, as rows of the output tile. Behind a barrier of the cluster each
+block reads its share of the rows in all of them, by distributed shared memory, and adds these in the order of the
+parts: results are the same to the last bit each time. So all of them read, add and store at once, where one that reads
+what all others left would have them wait. Source: PTX ISA, mapa, ld.shared::cluster, barrier.cluster.
 """
 
 from __future__ import annotations
@@ -10,50 +12,65 @@ from tvm.ir import Expr
 from tvm.script import tirx as T
 from tvm.tirx import Buffer
 
-from tensorir_ladder.kernels.partial_sums import VECTOR
-from tensorir_ladder.kernels.tiles import ADDED_AT_ONCE
-from tensorir_ladder.schedules.isa import VECTOR_BYTES, WARPGROUP
+from tensorir_ladder.kernels import epilogue
+from tensorir_ladder.kernels.roles import Consumer, await_all_read
+from tensorir_ladder.kernels.tiles import SUM_BYTES, RoleTile
+from tensorir_ladder.schedules.errors import IllegalTile
+from tensorir_ladder.schedules.isa import VECTOR_BYTES, WARPGROUP, WGMMA_ROWS, wgmma_element
 
-STRIDE = WARPGROUP * VECTOR_BYTES  # bytes from one of a thread's vectors to its next
-_LEAVE = """
-__forceinline__ __device__ void leave_for_the_first(void* to, const float* sums) {
-  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"
-               :: "r"((unsigned int)__cvta_generic_to_shared(to)), "f"(sums[0]), "f"(sums[1]), "f"(sums[2]),
-                  "f"(sums[3]) : "memory");
-}
-"""
-_ADD = """
-__forceinline__ __device__ void {name}(float* sums, void* from) {{
-  unsigned int own = (unsigned int)__cvta_generic_to_shared(from), there[{others}];
-  float others[{others}][{floats}];
+VECTOR = VECTOR_BYTES // SUM_BYTES  # sums of a row that a thread reads of a part at once
+ADDED_AT_ONCE = 64  # sums of all parts that a thread has on their way
+# Sums of `count` places, `apart` from each other, of a tile with `across` vectors in a row: of all parts, then added.
+# Places behind the last are read as if they were that, and are not stored.
+_ADD_PARTS = """
+__forceinline__ __device__ void {name}(float* sums, void* memory, int place, int end) {{
+  unsigned int own = (unsigned int)__cvta_generic_to_shared(memory), there[{parts}];
+  float read[{count}][{parts}][4];
 #pragma unroll
-  for (int part = 0; part < {others}; ++part) {{
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there[part]) : "r"(own), "r"(part + 1));
+  for (int part = 0; part < {parts}; ++part)
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there[part]) : "r"(own), "r"(part));
 #pragma unroll
-    for (int i = 0; i < {floats}; i += 4)
+  for (int i = 0; i < {count}; ++i) {{
+    const unsigned int at = min(place + i * {apart}, end - 1), byte = at / {across} * {row_bytes} + at % {across} * 16;
+#pragma unroll
+    for (int part = 0; part < {parts}; ++part)
       asm volatile("ld.shared::cluster.v4.f32 {{%0, %1, %2, %3}}, [%4];"
-                   : "=f"(others[part][i]), "=f"(others[part][i + 1]), "=f"(others[part][i + 2]),
-                     "=f"(others[part][i + 3])
-                   : "r"(there[part] + i / 4 * {stride}) : "memory");
+                   : "=f"(read[i][part][0]), "=f"(read[i][part][1]), "=f"(read[i][part][2]), "=f"(read[i][part][3])
+                   : "r"(there[part] + byte) : "memory");
   }}
 #pragma unroll
-  for (int part = 0; part < {others}; ++part)
+  for (int i = 0; i < {count}; ++i)
 #pragma unroll
-    for (int i = 0; i < {floats}; ++i) sums[i] += others[part][i];
+    for (int j = 0; j < 4; ++j) {{
+      sums[i * 4 + j] = read[i][0][j];
+#pragma unroll
+      for (int part = 1; part < {parts}; ++part) sums[i * 4 + j] += read[i][part][j];
+    }}
 }}
 """
 
 
+def check_parts(parts: int, k_tiles: int) -> None:
+    """Raise IllegalTile for more parts than the reduction has k tiles."""
+    if parts > k_tiles:
+        raise IllegalTile(
+            "more parts than the reduction has k tiles", value=parts, limit=k_tiles, remedy="choose fewer parts"
+        )
+
+
 @T.meta_class
 class ClusterSums:
-    """The cluster of a tile's ``parts``, which this block multiplies the ``part``-th of; ``registers`` sums a thread.
+    """The cluster of a tile's ``parts``, of which this block multiplies the ``part``-th; one part is no cluster.
 
-    With one part there is no cluster, and all of it emits nothing.
+    ``exchanged``: the instruction's rows are the output's columns.
     """
 
-    def __init__(self, parts: int, registers: int) -> None:
-        self.parts, self.registers = parts, registers
-        self.part = T.cta_id_in_cluster([parts]) if parts > 1 else 0
+    def __init__(self, tile: RoleTile, exchanged: bool = False) -> None:
+        self.tile, self.parts, self.exchanged = tile, tile.parts, exchanged
+        self.threads = tile.consumers * WARPGROUP
+        self.part = T.cta_id_in_cluster([self.parts]) if self.parts > 1 else 0
+        share = -(-tile.block_m * tile.block_n // (VECTOR * self.parts * self.threads))
+        self.at_once = max(1, min(share, ADDED_AT_ONCE // (VECTOR * self.parts)))  # of a thread's places
 
     @T.inline
     def meet(self):
@@ -62,35 +79,72 @@ class ClusterSums:
             T.cuda.warp_sync()
             T.cuda.cluster_sync()
 
+    def share_of(self, k_tiles: int) -> tuple[Expr, Expr]:
+        """Return the first of this block's k tiles, and how many it has."""
+        if self.parts == 1:
+            return 0, k_tiles
+        first, behind = ((self.part + more) * k_tiles // self.parts for more in (0, 1))
+        return first, behind - first
+
     @T.inline
-    def leave(self, sums, memory, first, thread):
-        """Emit, for a warpgroup of all blocks but the first, the writing of its sums from byte ``first`` of memory."""
-        if self.parts > 1:
-            if self.part != 0:
-                self._leave(sums, memory, first, thread)
+    def store(self, mine, memory, output, corner, finish, bias, aligned):
+        """Emit the consumers' way of the tile's sums to the output's ``corner``, through ``memory``, the ring's.
 
-    def _leave(self, sums: Buffer, memory: Buffer, first: Expr, thread: Expr) -> None:
-        for index in range(self.registers // VECTOR):
-            to = self._at(memory, first, index, thread)
-            T.evaluate(
-                T.cuda.func_call("leave_for_the_first", to, T.address_of(sums[index * VECTOR]), source_code=_LEAVE)
-            )
-
-    def add(self, sums: Buffer, memory: Buffer, first: Expr, thread: Expr) -> None:
-        """Emit, for a warpgroup of the first block, the addition of the others' sums to its own, in the parts' order.
-
-        As many of a thread's vectors as fit :data:`kernels.tiles.ADDED_AT_ONCE` are on their way together.
+        ``aligned``: the output begins at a multiple of 16 bytes. The producer's warps :meth:`meet` twice meanwhile.
         """
-        others, vectors = self.parts - 1, self.registers // VECTOR
-        at_once = max(1, ADDED_AT_ONCE // (VECTOR * others)) if others else vectors
-        for index in range(0, vectors if others else 0, at_once):
-            count = min(at_once, vectors - index)
-            name = f"add_{count}_vectors_of_{others}_parts"
-            text = _ADD.format(name=name, others=others, floats=count * VECTOR, stride=STRIDE)
-            given = T.address_of(sums[index * VECTOR]), self._at(memory, first, index, thread)
-            T.evaluate(T.cuda.func_call(name, *given, source_code=text))
+        self.leave(mine, memory)
+        self.meet()
+        self.add_and_store(mine, memory, output, corner, finish, bias, aligned)
+        self.meet()  # else others may still read what a block that has ended left
 
-    @staticmethod
-    def _at(memory: Buffer, first: Expr, index: int, thread: Expr) -> Expr:
-        """Address a thread's ``index``-th four sums: all threads' of a number lie beside each other."""
-        return memory.ptr_to([first + index * STRIDE + thread * VECTOR_BYTES])
+    @T.inline
+    def leave(self, mine, memory):
+        """Emit a consumer's writing of its sums to the block's ``memory``, the ring's, once all consumers have read it.
+
+        See :func:`kernels.roles.await_all_read`.
+        """
+        await_all_read(mine.here.consumers)
+        self._write(mine, memory)
+
+    def _write(self, mine: Consumer, memory: Buffer) -> None:
+        """Emit it: neighbours in a row by one instruction, where a thread has them."""
+        product, together = mine.product, 1 if self.exchanged else 2
+        for register in range(0, product.registers, together):
+            row_tile, inside = divmod(register, product.registers_per_tile)
+            down, across = wgmma_element(mine.here.warp, mine.here.lane, inside)
+            down = mine.row + row_tile * WGMMA_ROWS + down
+            across = mine.column + across
+            row, column = (across, down) if self.exchanged else (down, across)
+            place = memory.ptr_to([(row * self.tile.sum_pitch + column) * SUM_BYTES])
+            kind = "st.shared.f32" if self.exchanged else "st.shared.v2.f32"
+            T.evaluate(T.ptx[kind](place, *(mine.sums[register + i] for i in range(together))))
+
+    @T.inline
+    def add_and_store(self, mine, memory, output, corner, finish, bias, aligned):
+        """Emit the consumers' adding of this block's share of the tile, and its way out to the output's ``corner``.
+
+        A share is as many places of four results as the others', give or take one, of the rows that the output has.
+        """
+        across = T.meta_var(self.tile.block_n // VECTOR)
+        places: T.let = T.min(self.tile.block_m, output.shape[0] - corner[0]) * across
+        begin: T.let = self.part * places // self.parts
+        end: T.let = (self.part + 1) * places // self.parts
+        together = T.meta_var(self.threads * self.at_once)
+        sums = T.alloc_local((VECTOR * self.at_once,), "float32")
+        for turn in T.serial((end - begin + together - 1) // together):
+            first: T.let = begin + turn * together + mine.here.thread - WARPGROUP  # the producer's come before
+            self._add(sums, memory, first, end)
+            for i in T.unroll(self.at_once):
+                place: T.let = first + i * self.threads
+                if place < end:
+                    row = T.meta_var(corner[0] + place // across)
+                    column = T.meta_var(corner[1] + place % across * VECTOR)
+                    finish.apply_along(bias, sums, i * VECTOR, VECTOR, column)
+                    epilogue.store_four(sums, i * VECTOR, output, row, column, aligned)
+
+    def _add(self, sums: Buffer, memory: Buffer, place: Expr, end: Expr) -> None:
+        pitch, across, count = self.tile.sum_pitch, self.tile.block_n // VECTOR, self.at_once
+        name = f"add_{count}_of_{self.parts}_parts"
+        sizes = {"across": across, "row_bytes": pitch * SUM_BYTES, "apart": self.threads}
+        text = _ADD_PARTS.format(name=name, parts=self.parts, count=count, **sizes)
+        T.evaluate(T.cuda.func_call(name, T.address_of(sums[0]), memory.ptr_to([0]), place, end, source_code=text))

@@ -188,6 +188,27 @@ def store_element(output, row, column, value):
         output[row, column] = T.Cast(output.dtype, value)
 
 
+@T.inline
+def store_four(sums, first, output, row, column, aligned):
+    """Store four neighbouring results of a row that exists, from the ``first`` of ``sums`` on, less those beyond it.
+
+    At once, where the output begins ``aligned``, at a multiple of 16 bytes, and its rows are by the four.
+    """
+    if aligned and int(output.shape[1]) % 4 == 0:
+        if column < output.shape[1]:
+            if output.dtype == "float32":
+                four = T.meta_var([sums[first + i] for i in (0, 1, 2, 3)])
+                T.ptx["st.global.v4.f32"](output.ptr_to([row, column]), *four)
+            else:
+                packed = T.alloc_local((2,), "uint32")
+                round_pair(packed[0], sums[first], sums[first + 1], output.dtype)
+                round_pair(packed[1], sums[first + 2], sums[first + 3], output.dtype)
+                T.ptx["st.global.v2.b32"](output.ptr_to([row, column]), packed[0], packed[1])
+    else:
+        for i in T.unroll(4):
+            store_element(output, row, column + i, sums[first + i])
+
+
 def store_sums(sums: Buffer, output: Buffer, place: Callable[[int], tuple[Expr, Expr]], aligned: bool = True) -> None:
     """Emit a thread's stores of its sums, the i-th at the output's ``place(i)``, less what is beyond its edges.
 

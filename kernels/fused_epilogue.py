@@ -103,6 +103,14 @@ class Epilogue:
                         register = row_tile * product.registers_per_tile + inside
                         T.buffer_store(sums, self._value(sums[register], added), [register])
 
+    def apply_along(self, bias: Buffer | None, sums: Buffer, first: Expr, count: int, column: Expr) -> None:
+        """Emit the same for ``count`` sums of a row, from the ``first`` on, whose columns begin at ``column``."""
+        if self.is_nothing:
+            return
+        for i in range(count):
+            added = self._added(bias, column + i)
+            T.buffer_store(sums, self._value(sums[first + i], added), [first + i])
+
     def _added(self, bias: Buffer | None, column: Expr) -> Expr | None:
         """Read what is added to the sums of a column; beyond the last nothing is read."""
         if bias is None:

@@ -106,6 +106,7 @@ def persistent(
         IllegalWorkload for clusters with a residual or any number of rows.
     """
     tile.check_not_swapped()
+    tile.check_whole()
     tile.check_sound()
     tile.check_late_results()
     epilogue.check_taken(problem)
@@ -171,7 +172,7 @@ def persistent(
         pool = T.SMEMPool()
         shared = SharedRing(pool, stages, product.stage_bytes, tile.consumers, bounded)
         log.clocks("begin", here.number, here.thread == 0)
-        shared.begin(here)
+        shared.begin(here, matrices.a_map, matrices.b_map, matrices.c_map)
         if overlapped:
             begin_after_last(next_at_once)
         high = T.meta_var(TileRows(rows, tile.block_m).count if any_rows else known.tiles // tile_columns)

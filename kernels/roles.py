@@ -7,6 +7,7 @@ from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx import Var
 
+from tensorir_ladder.kernels import tma
 from tensorir_ladder.kernels.ring import Barriers, RingState
 from tensorir_ladder.kernels.tiles import PRODUCER_REGISTERS, RESULT_BOXES, RoleTile
 from tensorir_ladder.kernels.tma import Multicast
@@ -72,6 +73,16 @@ def begin_together(blocks: int):
     else:
         T.ptx.fence.proxy.async_.shared__cta()
         T.cuda.cta_sync()
+
+
+def await_all_read(consumers: int) -> None:
+    """Emit the wait until all of a block's consumers have read the ring's last stage: results may then lie there.
+
+    Nothing is on its way to the ring any more, whichever of the cluster's blocks loaded it. Each load that arrives here
+    is of one of this block's k tiles, whose full barrier counts its bytes, and each consumer has waited for every k
+    tile's. Nor do instructions read it: each consumer has retired all of its own.
+    """
+    T.evaluate(T.ptx.bar.sync(T.uint32(1 + consumers), T.uint32(consumers * WARPGROUP)))  # others are the warpgroups'
 
 
 @T.inline
@@ -146,8 +157,8 @@ class RoleBlock:
 class SharedRing:
     """A block's shared memory: a ring of stages, each with a full and an empty barrier, and room for results.
 
-    ``result_bytes`` of a consumer: by default two boxes of 64 × 64. With ``in_ring`` they lie in the ring's memory,
-    from its beginning: for who knows that the ring is read, and that nothing more is loaded.
+    ``result_bytes`` of the block: by default two boxes of 64 × 64 for each consumer. With ``in_ring`` they lie in the
+    ring's memory, from its beginning: for who knows that the ring is read, and that nothing more is loaded.
     """
 
     def __init__(
@@ -157,24 +168,27 @@ class SharedRing:
         stage_bytes: int,
         consumers: int,
         bounded: bool,
-        result_bytes: int = RESULT_BOXES * WGMMA_ROWS * ROW_BYTES,
+        result_bytes: int = 0,
         in_ring: bool = False,
     ) -> None:
         self.stages = stages
-        ring_bytes = max(stages * stage_bytes, consumers * result_bytes if in_ring else 0)
+        result_bytes = result_bytes or consumers * RESULT_BOXES * WGMMA_ROWS * ROW_BYTES
+        ring_bytes = max(stages * stage_bytes, result_bytes if in_ring else 0)
         self.ring = _named("ring", pool.alloc((ring_bytes,), "uint8", align=1024))
         if in_ring:
             self.results = self.ring
         else:
-            boxes = pool.alloc((consumers * result_bytes,), "uint8", align=1024)
+            boxes = pool.alloc((result_bytes,), "uint8", align=1024)
             self.results = _named("results", boxes)
         self.full = Barriers(pool, stages, bounded)
         self.empty = Barriers(pool, stages, bounded)
         pool.commit()
 
     @T.inline
-    def begin(self, here):
-        """Emit the barriers' initialization, and what must lie before their use."""
+    def begin(self, here, *maps):
+        """Emit the barriers' initialization, and what must lie before their use; another warp fetches tensor maps."""
+        if here.warpgroup == 0 and here.warp == 1 and tma.elected():
+            tma.fetch_ahead(*maps)
         if here.thread == 0:
             self.full.initialize(1)
             self.empty.initialize(here.consumers * WARPS * here.fillers)

@@ -11,7 +11,7 @@ from tvm.script import tirx as T
 from tvm.tirx import Buffer, Var
 
 from tensorir_ladder.kernels import epilogue, tma
-from tensorir_ladder.kernels.cluster_sums import ClusterSums
+from tensorir_ladder.kernels.cluster_sums import ClusterSums, check_parts
 from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue, without
 from tensorir_ladder.kernels.raster import grouped
 from tensorir_ladder.kernels.ring import RingState, check_stages
@@ -24,6 +24,7 @@ from tensorir_ladder.kernels.roles import (
     Consumer,
     RoleBlock,
     SharedRing,
+    await_all_read,
     begin_after_last,
     end_together,
     give_up_registers,
@@ -38,7 +39,6 @@ from tensorir_ladder.kernels.tiles import MOST_PARTS, MOST_RESIDENT, SwappedTile
 from tensorir_ladder.kernels.tma import Maps, Matrices
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
 from tensorir_ladder.schedules.cost import CLOCK_GHZ, UNHIDDEN, Machine
-from tensorir_ladder.schedules.errors import IllegalTile
 from tensorir_ladder.schedules.isa import PANEL, PTX_TYPES, ROW_BYTES, WARPGROUP, WGMMA_ROWS, wgmma_element
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.tiles import Choice
@@ -83,15 +83,15 @@ def swapped(
     (:attr:`kernels.tiles.SwappedTile.roles_exchange`), and results lie in the ring's memory where that makes room for
     another stage (:meth:`kernels.tiles.SwappedTile.results_in_ring`).
 
-    Where a tile has ``parts``, each block of the cluster multiplies as many k tiles, give or take one; the first adds
-    the others' sums to its own, in the order of the parts, so that results are the same to the last bit each time.
+    Where a tile has ``parts``, each block of the cluster multiplies as many k tiles, give or take one; then each adds
+    up and stores a share of the results (:mod:`kernels.cluster_sums`), the same to the last bit each time.
 
     Blocks are small: a multiprocessor holds several (:meth:`kernels.tiles.SwappedTile.resident`), whose loads are on
     their way together.
 
     ``overlapped`` and ``next_at_once`` are as in :func:`kernels.persistent.persistent`; ``bounded``, ``stamps`` and
     ``finish`` and ``columns`` as in :func:`kernels.warp_specialized.warp_specialized`. Results of 16 bits and rows of
-    multiples of 16 bytes leave by TMA, others of 16 bits row by row, all others from registers.
+    multiples of 16 bytes leave by TMA, others of 16 bits row by row, all others, and those of parts, from registers.
 
     Raises
     ------
@@ -105,13 +105,10 @@ def swapped(
     turned, parts, (down, across) = tile.turned, tile.parts, tile.cluster
     tile_rows, tile_columns, k_tiles = tile.counts(problem)
     cluster_rows, cluster_columns = -(-tile_rows // down), -(-tile_columns // across)
-    if parts > k_tiles:
-        raise IllegalTile(
-            "more parts than the reduction has k tiles", value=parts, limit=k_tiles, remedy="choose fewer parts"
-        )
+    check_parts(parts, k_tiles)
     load_rows = loaded_rows(product, down, across)
     width, in_boxes = epilogue.stored_columns(problem, columns), problem.out_dtype in PTX_TYPES
-    by_tma = in_boxes and tma.rows_fit(width, problem.out_dtype)
+    by_tma = in_boxes and tma.rows_fit(width, problem.out_dtype) and parts == 1
     stages = _stages_of(problem, tile, stages)
     itemsize = dtype_bytes(problem.dtype)
     resident, in_ring = tile.resident(itemsize, stages), tile.results_in_ring(itemsize, stages)
@@ -129,28 +126,27 @@ def swapped(
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": resident})
         shared_by = T.meta_var(down * across)
         here = RoleBlock(cluster_rows * cluster_columns * shared_by * parts, tile.consumers, shared_by, across)
-        cluster = ClusterSums(parts, product.registers)
+        cluster = ClusterSums(tile, exchanged=True)
         pool = T.SMEMPool()
         shared = SharedRing(pool, stages, product.stage_bytes, tile.consumers, bounded, tile.result_bytes, in_ring)
         log.clocks("begin", here.number, here.thread == 0)
-        shared.begin(here)
+        shared.begin(here, maps.a_map, maps.b_map, maps.c_map)
         if overlapped:
             begin_after_last(next_at_once)
         number = T.meta_var(here.number // (parts * shared_by))
         place = T.meta_var(grouped(number, cluster_rows, cluster_columns, max(1, group // down)))
         row: T.let = (place[0] * down + here.below) * tile.block_m
         column: T.let = (place[1] * across + here.beside) * tile.block_n
-        first: T.let = cluster.part * k_tiles // parts
-        count: T.let = (cluster.part + 1) * k_tiles // parts - first
+        share = T.meta_var(cluster.share_of(k_tiles))
         if here.warpgroup == 0:  # the producer
             if tile.roles_exchange:
                 give_up_registers()
             if here.warp == 0 and tma.elected():
                 fill = RingState(stages, 1)  # 1: the ring's first turn waits for nobody
                 loads = T.meta_var(log.role("producer", here.number))
-                for k_tile in T.serial(count):
+                for k_tile in T.serial(share[1]):
                     loads.wait("empty", shared.empty, fill, k_tile, "producer")
-                    corner = T.meta_var((column, row, (first + k_tile) * tile.block_k))
+                    corner = T.meta_var((column, row, (share[0] + k_tile) * tile.block_k))
                     sharing = T.meta_var((here.of_its_columns, here.of_its_rows))
                     load_together(product, maps, corner, shared, fill.stage, k_tile, *sharing)  # returns at once
                     loads.mark("load issued", k_tile)
@@ -161,28 +157,26 @@ def swapped(
             if tile.roles_exchange:
                 take_registers(tile)
             mine = Consumer(here, shared, product, turned)
-            own: T.let = here.thread % WARPGROUP
-            marks = T.meta_var(log.role("consumer 0", here.number, mine.number, own == 0))
-            for k_tile in T.serial(count):
+            marks = T.meta_var(log.role("consumer 0", here.number, mine.number, here.thread % WARPGROUP == 0))
+            for k_tile in T.serial(share[1]):
                 marks.wait("full", shared.full, mine.read, k_tile, "consumer")
                 mine.multiply(marks, k_tile, k_tile != 0)  # issued; it runs on
                 mine.retire_former(marks, k_tile, k_tile > 0)  # the stage of the k tile before is empty
             if at_end:
                 let_next_begin()
             retire(mine.sums, 0)
-            marks.mark("mma retired", count - 1)
+            marks.mark("mma retired", share[1] - 1)
             marks.mark("epilogue begins")
-            results = T.meta_var(mine.number * tile.result_bytes)
-            cluster.leave(mine.sums, shared.results, results, own)
-            cluster.meet()
-            if cluster.part == 0:
-                cluster.add(mine.sums, shared.results, results, own)
+            if parts > 1:
+                cluster.store(mine, shared.results, matrices.c, (row, column), finish, bias, not columns)
+            else:
                 # A warpgroup's rows are columns of the output.
                 corner = T.meta_var((row + mine.column, column + mine.row))
+                results = T.meta_var(mine.number * (tile.result_bytes // tile.consumers))
                 finish.apply_down(bias, mine.sums, product, corner[1], here.warp, here.lane)
                 if in_boxes:
                     if in_ring:
-                        _await_all_read(tile.consumers)
+                        await_all_read(tile.consumers)
                     _collect(mine.sums, product, problem.out_dtype, shared.results, results, here.warp, here.lane)
                     marks.mark("sums free")
                     T.ptx.fence.proxy.async_.shared__cta()
@@ -194,8 +188,7 @@ def swapped(
                         _store_rows(product, shared.results, results, matrices.c, corner, here.warp, here.lane)
                 else:
                     _store_elements(mine.sums, product, matrices.c, *corner, here.warp, here.lane)
-                marks.mark("results stored", together=True)
-            cluster.meet()
+            marks.mark("results stored", together=True)
         end_together(here.cluster)  # the cluster's other blocks may still write here
         log.clocks("end", here.number, here.thread == 0, together=True)
 
@@ -292,16 +285,6 @@ def _places(machine: Machine, blocks: int) -> int:
     """
     share = 1.0 if blocks <= 2 else CLUSTERED
     return int(share * machine.multiprocessors / blocks) * blocks
-
-
-def _await_all_read(consumers: int) -> None:
-    """Emit the wait until all of a block's consumers have read the ring's last stage: results may then lie there.
-
-    Nothing is on its way to the ring any more, whichever of the cluster's blocks loaded it. Each load that arrives here
-    is of one of this block's k tiles, whose full barrier counts its bytes, and each consumer has waited for every k
-    tile's. Nor do instructions read it: each consumer has retired all of its own.
-    """
-    T.evaluate(T.ptx.bar.sync(T.uint32(1 + consumers), T.uint32(consumers * WARPGROUP)))  # others are the warpgroups'
 
 
 def _box_bytes(product: WarpgroupProduct) -> int:

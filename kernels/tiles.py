@@ -43,8 +43,9 @@ MOST_CONSUMER_REGISTERS = 240
 MOST_CONSUMERS = 3
 INSTRUCTION_REGISTERS = 26  # beside an instruction's sums, for which ptxas takes no more than threads are launched with
 MOST_PARTS = 8  # blocks of a cluster that every GPU with clusters can hold
-ADDED_AT_ONCE = 32  # floats of other parts' sums that a thread has on their way
-ALONE = "/1x1"  # a tile's last field where its blocks share no loads
+SUM_BYTES = 4
+ALONE, WHOLE = "/1x1", "/1"  # a tile's last field where its blocks share no loads, and where not the reduction
+SUM_PAD = 4  # floats behind a row of an exchanged tile's sums
 MOST_RESIDENT = 4  # blocks of a swapped product's kernel that a multiprocessor is asked to hold at once
 
 
@@ -143,8 +144,8 @@ class HopperTile(TmaTile, WarpgroupTile):
 class RoleTile(HopperTile):
     """The tile of kernels whose warpgroups have roles: a producer beside consumers, results in boxes of their own.
 
-    With a third field, the text is another tile's: ``16x128x64/1x2/4`` a :class:`SwappedTile`'s, and
-    ``64x72x64/1x1/4x2`` a :class:`ClusterTile`'s.
+    With more fields, the text is another tile's: ``16x128x64/1x2/4`` a :class:`SwappedTile`'s, ``64x72x64/1x1/4x2`` and
+    ``64x88x64/1x1/1x1/7`` a :class:`ClusterTile`'s.
     """
 
     @classmethod
@@ -166,6 +167,29 @@ class RoleTile(HopperTile):
         """True where weights are the instruction's rows: a :class:`SwappedTile`."""
         return False
 
+    @property
+    def parts(self) -> int:
+        """Blocks of a cluster that have a part of the reduction each; only some tiles have more than one."""
+        return 1
+
+    @property
+    def cluster_size(self) -> int:
+        """Blocks of a cluster: those that share loads, or the parts of the reduction."""
+        return self.parts * self.shared_by
+
+    @property
+    def sum_pitch(self) -> int:
+        """Floats from one row of the tile's sums in shared memory to the next, where these are of parts.
+
+        So many that no two threads of a warp store to the same bank: two columns each of 8 rows, half of them at once.
+        """
+        return self.block_n + (-self.block_n + 8) % 16
+
+    @property
+    def sum_bytes(self) -> int:
+        """Shared memory of the tile's sums of a part."""
+        return self.block_m * self.sum_pitch * SUM_BYTES
+
     def check_not_swapped(self) -> None:
         """Raise IllegalTile for a tile of a kernel that exchanges the operands."""
         if self.swapped:
@@ -174,6 +198,16 @@ class RoleTile(HopperTile):
                 value=str(self),
                 limit=RoleTile.FORM,
                 remedy="leave out the third field, or take step 12",
+            )
+
+    def check_whole(self) -> None:
+        """Raise IllegalTile for a tile of a kernel that divides the reduction among blocks of a cluster."""
+        if self.parts > 1:
+            raise IllegalTile(
+                "this kernel does not divide the reduction among a cluster's blocks",
+                value=str(self),
+                limit="1 part",
+                remedy="leave out the last field, or take step 12",
             )
 
     @property
@@ -250,28 +284,51 @@ class RoleTile(HopperTile):
 
 @dataclass(frozen=True)
 class ClusterTile(RoleTile):
-    """The tile of kernels with roles whose blocks share their loads.
+    """The tile of kernels with roles whose blocks share their loads, or the reduction.
 
     Written ``64x72x64/1x1/4x2``: clusters of four blocks down and two across. Those beside each other load the same
     rows of A, those below each other the same columns of B, once for all of them (TMA multicast).
+
+    With a fourth field, ``64x88x64/1x1/1x1/7``, the reduction is in 7 ``parts``, each a block of a cluster.
     """
 
     cluster: tuple[int, int] = (1, 1)
+    parts: int = 1
 
-    FORM: ClassVar[str] = "MxNxK/WGMxWGN/DOWNxACROSS"
-    EXAMPLE: ClassVar[str] = "64x72x64/1x1/4x2"
+    FORM: ClassVar[str] = "MxNxK/WGMxWGN/DOWNxACROSS/P"
+    EXAMPLE: ClassVar[str] = "64x88x64/1x1/1x1/7"
+
+    @classmethod
+    def _match(cls, text: str) -> re.Match[str] | None:
+        return super()._match(text) or super()._match(text.strip() + WHOLE)
+
+    def __str__(self) -> str:
+        return super().__str__().removesuffix(WHOLE)
 
     def misfits(self) -> list[str]:
         """Return also a cluster that is too large."""
-        return super().misfits() + cluster_misfits(self.cluster)
+        return super().misfits() + cluster_misfits(self.cluster, self.parts)
+
+    def smem_bytes(self, itemsize: int, stages: int = 1) -> int:
+        """Return the shared memory of a block: of parts, sums lie in the ring's memory, and there are no boxes."""
+        if self.parts == 1:
+            return super().smem_bytes(itemsize, stages)
+        return max(self.pool_bytes(itemsize, stages), self.sum_bytes) + 2 * stages * BARRIER_BYTES
 
 
-def cluster_misfits(cluster: tuple[int, int]) -> list[str]:
-    """Return a clause for more blocks, so many down and across, than clusters of every GPU may have."""
-    down, across = cluster
+def cluster_misfits(cluster: tuple[int, int], parts: int) -> list[str]:
+    """Return a clause for more blocks, so many down and across, or parts, than clusters of every GPU may have.
+
+    And for both at once.
+    """
+    (down, across), found = cluster, []
+    if parts > MOST_PARTS:
+        found.append(f"{parts} parts, limit {MOST_PARTS} blocks of a cluster")
     if down * across > MOST_PARTS:
-        return [f"{down * across} blocks that share their loads, limit {MOST_PARTS} of a cluster"]
-    return []
+        found.append(f"{down * across} blocks that share their loads, limit {MOST_PARTS} of a cluster")
+    if parts > 1 and down * across > 1:
+        found.append(f"{parts} parts in a cluster whose blocks share their loads, limit 1")
+    return found
 
 
 @dataclass(frozen=True)
@@ -319,10 +376,9 @@ class SwappedTile(RoleTile):
     def registers(self) -> int:
         """Registers that every thread is launched with.
 
-        As many as a consumer needs, and adds of other parts at once; an equal share of all where ``roles_exchange``
-        some.
+        As many as a consumer needs; an equal share of all where ``roles_exchange`` some.
         """
-        return int(_swapped_registers(self.group_m, self.group_n, self.parts, self.consumers))
+        return int(_swapped_registers(self.group_m, self.group_n, self.consumers))
 
     @property
     def instruction_rows(self) -> tuple[int, ...]:
@@ -338,7 +394,7 @@ class SwappedTile(RoleTile):
     @property
     def roles_exchange(self) -> bool:
         """True where consumers need more registers than an equal share, and have them if the producer gives up some."""
-        return bool(_roles_exchange(self.group_m, self.group_n, self.parts, self.consumers))
+        return bool(_roles_exchange(self.group_m, self.group_n, self.consumers))
 
     def misfits(self) -> list[str]:
         """Return what does not fit warpgroups, wgmma with its operands exchanged, TMA, or a cluster."""
@@ -353,33 +409,24 @@ class SwappedTile(RoleTile):
             found += [f"with operands exchanged, {clause}" for clause in clauses]
         if self.consumers > MOST_CONSUMERS:
             found.append(f"{self.consumers} consumer warpgroups, limit {MOST_CONSUMERS}")
-        if self.parts > MOST_PARTS:
-            found.append(f"{self.parts} parts, limit {MOST_PARTS} blocks of a cluster")
-        found += cluster_misfits(self.cluster)
-        if self.parts > 1 and self.shared_by > 1:
-            found.append(f"{self.parts} parts in a cluster whose blocks share their loads, limit 1")
-        return found
+        return found + cluster_misfits(self.cluster, self.parts)
 
     @property
-    def cluster_size(self) -> int:
-        """Blocks of a cluster: those that share loads, or the parts of the reduction."""
-        down, across = self.cluster
-        return self.parts * down * across
+    def sum_pitch(self) -> int:
+        """As of upright tiles, of whom a warp stores one column each of 8 columns and every other row of 8."""
+        return self.block_n + SUM_PAD
 
     @property
     def result_bytes(self) -> int:
-        """Return a consumer's shared memory for results: its sums in float32 where others add them, else rounded."""
-        return _swapped_results(self.group_m, self.group_n, self.parts)
+        """Return the block's shared memory for results: in float32 where the sums are of parts, else rounded."""
+        return int(_swapped_results(self.block_m, self.block_n, self.parts))
 
     def smem_bytes(self, itemsize: int, stages: int = 1) -> int:
         """Return the shared memory of a block: stages with two barriers each, and results, beside them or within."""
         return int(_swapped_bytes(*self.block, self.parts, itemsize, stages))
 
     def results_in_ring(self, itemsize: int, stages: int) -> bool:
-        """Tell whether results lie in the ring's memory, since so many stages leave them none beside it.
-
-        Never those of parts: sums that another block reads have memory of their own.
-        """
+        """Tell whether results lie in the ring's memory: those of parts, or where stages leave them none beside it."""
         return bool(_results_in_ring(*self.block, self.parts, itemsize, stages))
 
     def resident(self, itemsize: int, stages: int) -> int:
@@ -392,30 +439,30 @@ class SwappedTile(RoleTile):
 
 
 def _swapped_results(rows: Any, columns: Any, parts: Any) -> Any:
-    return rows * columns * (2 + 2 * (parts > 1))
+    return np.where(parts > 1, rows * (columns + SUM_PAD) * SUM_BYTES, rows * columns * 2)
 
 
-def _swapped_registers(rows: Any, columns: Any, parts: Any, consumers: Any) -> Any:
+def _swapped_registers(rows: Any, columns: Any, consumers: Any) -> Any:
     """Return a thread's registers at launch; where they are more than there are, what it would take."""
-    exchanged = _roles_exchange(rows, columns, parts, consumers)
-    return np.where(exchanged, _launch_registers(consumers), _comfortable_registers(rows, columns, parts))
+    exchanged = _roles_exchange(rows, columns, consumers)
+    return np.where(exchanged, _launch_registers(consumers), _comfortable_registers(rows, columns))
 
 
-def _comfortable_registers(rows: Any, columns: Any, parts: Any) -> Any:
+def _comfortable_registers(rows: Any, columns: Any) -> Any:
     """Return a consumer's registers where its rounded results, half as many as its sums, have some of their own."""
-    return _needed_registers(rows, columns, parts) + rows * columns // (2 * WARPGROUP)
+    return _needed_registers(rows, columns) + rows * columns // (2 * WARPGROUP)
 
 
-def _needed_registers(rows: Any, columns: Any, parts: Any) -> Any:
+def _needed_registers(rows: Any, columns: Any) -> Any:
     """Return a consumer's registers where rounded results take those of their sums."""
-    return rows * columns // WARPGROUP + WGMMA_REGISTERS + ADDED_AT_ONCE * (parts > 1)
+    return rows * columns // WARPGROUP + WGMMA_REGISTERS
 
 
-def _roles_exchange(rows: Any, columns: Any, parts: Any, consumers: Any) -> Any:
+def _roles_exchange(rows: Any, columns: Any, consumers: Any) -> Any:
     """Tell whether the producer gives up registers: an equal share of all is too few for a consumer, its own is not."""
     equal = np.minimum(BLOCK_REGISTERS // ((consumers + 1) * WARPGROUP), REGISTERS_PER_THREAD)
-    able = _needed_registers(rows, columns, parts) <= _consumer_share(consumers)
-    return (_comfortable_registers(rows, columns, parts) > equal) & able
+    able = _needed_registers(rows, columns) <= _consumer_share(consumers)
+    return (_comfortable_registers(rows, columns) > equal) & able
 
 
 def _ring_bytes(rows: Any, columns: Any, steps: Any, itemsize: int, stages: Any) -> Any:
@@ -423,9 +470,9 @@ def _ring_bytes(rows: Any, columns: Any, steps: Any, itemsize: int, stages: Any)
 
 
 def _results_in_ring(rows: Any, columns: Any, steps: Any, parts: Any, itemsize: int, stages: Any) -> Any:
-    """Tell whether so many stages have no room with results beside them, so that only within they may."""
+    """Tell whether results lie in the ring: sums of parts, and where so many stages have no room for them beside it."""
     beside = _ring_bytes(rows, columns, steps, itemsize, stages) + _swapped_results(rows, columns, parts)
-    return (parts == 1) & (beside + 2 * BARRIER_BYTES * stages > _room(1))
+    return (parts > 1) | (beside + 2 * BARRIER_BYTES * stages > _room(1))
 
 
 def _swapped_bytes(rows: Any, columns: Any, steps: Any, parts: Any, itemsize: int, stages: Any) -> Any:
@@ -453,7 +500,7 @@ def swapped_room(
     ``groups`` warpgroups share the columns. In two rows: where a block has its multiprocessor to itself, and where two
     share one. 0 blocks: a tile that takes more registers than there are.
     """
-    registers = _swapped_registers(rows, columns // groups, parts, groups)
+    registers = _swapped_registers(rows, columns // groups, groups)
     stages = np.zeros((2, *rows.shape), rows.dtype)
     for count in range(1, int(np.max(most)) + 1):  # as most_stages: the most that fit
         smem_bytes = _swapped_bytes(rows, columns, steps, parts, 2, count)

@@ -9,6 +9,7 @@ from tvm.script import tirx as T
 
 from tensorir_ladder.kernels import epilogue, tma
 from tensorir_ladder.kernels.boxes import Boxes
+from tensorir_ladder.kernels.cluster_sums import ClusterSums, check_parts
 from tensorir_ladder.kernels.codegen.launch_plan import ROWS_PARAMETER
 from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue, without
 from tensorir_ladder.kernels.raster import grouped
@@ -80,6 +81,9 @@ def warp_specialized(
     below each other. That spares the L2 cache reads, and rows that lie across its lines cost a load for all instead of
     one each. Blocks beyond the output load like the others, and store nothing. Such a ring may have 16 stages.
 
+    Where such a tile has ``parts``, a cluster has one output tile, each of its blocks as many k tiles, give or take
+    one; then each adds up and stores a share of the results (:mod:`kernels.cluster_sums`), in the same order each time.
+
     ``overlapped`` and ``next_at_once`` are as in :func:`kernels.persistent.persistent`. Results of 16 bits whose rows
     TMA cannot step over are collected in the same boxes, and stored row by row: also those of an output, and a bias, of
     fewer ``columns`` than the product, whose B was copied to longer rows; 0 says that there are as many. Such an output
@@ -93,19 +97,19 @@ def warp_specialized(
     ------
     IllegalWorkload, IllegalTile, IllegalPipeline : as there, for stages below 2 or above 8; IllegalWorkload for a
         batch whose results cannot leave by TMA, for clusters with a batch, a residual or any number of rows, and for
-        more ``columns`` than the product has.
+        more ``columns`` than the product has; IllegalTile also for more parts than k tiles.
     """
     tile.check_not_swapped()
     epilogue.check_taken(problem)
     tile.check_sound()
     (down, across), blocks = tile.cluster if isinstance(tile, ClusterTile) else (1, 1), tile.shared_by
     check_stages(stages, FEWEST_STAGES, MOST_STAGES if blocks == 1 else MOST_SHARED_STAGES)
-    product = WarpgroupProduct.of(problem, tile)
-    if blocks > 1 and (batch > 1 or finish.residual or any_rows):
+    product, parts = WarpgroupProduct.of(problem, tile), tile.parts
+    if tile.cluster_size > 1 and (batch > 1 or finish.residual or any_rows):
         what = "clusters multiply one product, add no residual, and take no number of rows but their own"
-        raise IllegalWorkload(what, value=f"{blocks} blocks", remedy="take blocks on their own")
+        raise IllegalWorkload(what, value=f"{tile.cluster_size} blocks", remedy="take blocks on their own")
     width = epilogue.stored_columns(problem, columns)
-    by_tma = epilogue.can_store_by_tma(replace(problem, n=width), tile)
+    by_tma = epilogue.can_store_by_tma(replace(problem, n=width), tile) and parts == 1
     in_boxes = problem.out_dtype in PTX_TYPES
     if (batch > 1 or any_rows) and not by_tma:
         raise IllegalWorkload(
@@ -125,6 +129,7 @@ def warp_specialized(
             "a batch has no residual", value=f"batch {batch}", remedy="add it afterwards, or multiply one by one"
         )
     tile_rows, tile_columns, k_tiles = tile.counts(problem)
+    check_parts(parts, k_tiles)
     tile_rows, tile_columns = -(-tile_rows // down), -(-tile_columns // across)  # of clusters, where there are some
     tiles = tile_rows * tile_columns
     load_rows = loaded_rows(product, across, down)
@@ -145,38 +150,43 @@ def warp_specialized(
         log.bind()
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
-        here = RoleBlock(tiles * batch * blocks, tile.consumers, blocks, across)
+        here = RoleBlock(tiles * batch * blocks * parts, tile.consumers, blocks, across)
+        cluster = ClusterSums(tile)
         pool = T.SMEMPool()
-        shared = SharedRing(pool, stages, product.stage_bytes, tile.consumers, bounded)
+        results = T.meta_var((tile.sum_bytes, True) if parts > 1 else ())
+        shared = SharedRing(pool, stages, product.stage_bytes, tile.consumers, bounded, *results)
         log.clocks("begin", here.number, here.thread == 0)
-        shared.begin(here)
+        shared.begin(here, matrices.a_map, matrices.b_map, matrices.c_map)
         if overlapped:
             begin_after_last(next_at_once)
         maps = T.meta_var(matrices if batch == 1 else matrices.of(here.number // tiles))
-        within = T.meta_var(here.number // blocks if batch == 1 else here.number % tiles)
+        within = T.meta_var(here.number // (blocks * parts) if batch == 1 else here.number % tiles)
         high = T.meta_var((rows + (tile.block_m - 1)) // tile.block_m if any_rows else tile_rows)
         place = T.meta_var(grouped(within, high, tile_columns, max(1, group // down)))
         row: T.let = (place[0] * down + here.below) * tile.block_m
         column: T.let = (place[1] * across + here.beside) * tile.block_n
+        share = T.meta_var(cluster.share_of(k_tiles))
         if here.warpgroup == 0:  # the producer
             give_up_registers()
             if here.warp == 0 and tma.elected():
                 fill = RingState(stages, 1)  # 1: the ring's first turn waits for nobody
                 loads = T.meta_var(log.role("producer", here.number))
-                for k_tile in T.serial(k_tiles):
+                for k_tile in T.serial(share[1]):
                     loads.wait("empty", shared.empty, fill, k_tile, "producer")
-                    corner = T.meta_var((row, column, k_tile * tile.block_k))
+                    corner = T.meta_var((row, column, (share[0] + k_tile) * tile.block_k))
                     sharing = T.meta_var((here.of_its_rows, here.of_its_columns))
                     load_together(product, maps, corner, shared, fill.stage, k_tile, *sharing)
                     loads.mark("load issued", k_tile)
                     fill.advance()
                 if finish.residual:
                     load_residual(residual, added, (row, column), shared, fill, loads, k_tiles)
+            cluster.meet()
+            cluster.meet()
         else:  # a consumer
             take_registers(tile)
             mine = Consumer(here, shared, product, tile)
             marks = T.meta_var(log.role("consumer 0", here.number, mine.number, here.thread % WARPGROUP == 0))
-            for k_tile in T.serial(k_tiles):
+            for k_tile in T.serial(share[1]):
                 marks.wait("full", shared.full, mine.read, k_tile, "consumer")
                 mine.multiply(marks, k_tile, k_tile != 0)  # issued; it runs on
                 mine.retire_former(marks, k_tile, k_tile > 0)  # the stage of the k tile before is empty
@@ -185,25 +195,30 @@ def warp_specialized(
             retire(mine.sums, 0)
             if finish.residual:
                 release(shared.empty, mine.last, here)  # a turn of the residual may want the stage
-            marks.mark("mma retired", k_tiles - 1)
+            marks.mark("mma retired", share[1] - 1)
             marks.mark("epilogue begins")
-            finish.apply(bias, mine.sums, product, column + mine.column, here.lane)
-            if in_boxes:
-                packed = T.alloc_local((product.registers // 2,), "uint32")
-                boxes = Boxes(maps.c_map, product, shared.results, RESULT_BOXES, output=matrices.c)
-                epilogue.pack(mine.sums, packed, problem.out_dtype)
-                if finish.residual:
-                    add_residual(residual, packed, mine, marks, k_tiles)
-                marks.mark("sums free")
-                for box in T.unroll(product.boxes):
-                    marks.mark("box begins", box)
-                    boxes.store(packed, box, row + mine.row, column + mine.column, mine.number, here.warp, here.lane)
-                    marks.mark("box stored", box)
-                boxes.finish(here.warp)
+            if parts > 1:
+                cluster.store(mine, shared.results, matrices.c, (row, column), finish, bias, not columns)
             else:
-                corner = T.meta_var((row + mine.row, column + mine.column))
-                lane = T.meta_var((here.warp, here.lane))
-                epilogue.store_fragments(mine.sums, product, matrices.c, *corner, *lane, aligned=not columns)
+                finish.apply(bias, mine.sums, product, column + mine.column, here.lane)
+                if in_boxes:
+                    packed = T.alloc_local((product.registers // 2,), "uint32")
+                    boxes = Boxes(maps.c_map, product, shared.results, RESULT_BOXES, output=matrices.c)
+                    epilogue.pack(mine.sums, packed, problem.out_dtype)
+                    if finish.residual:
+                        add_residual(residual, packed, mine, marks, k_tiles)
+                    marks.mark("sums free")
+                    for box in T.unroll(product.boxes):
+                        marks.mark("box begins", box)
+                        boxes.store(
+                            packed, box, row + mine.row, column + mine.column, mine.number, here.warp, here.lane
+                        )
+                        marks.mark("box stored", box)
+                    boxes.finish(here.warp)
+                else:
+                    corner = T.meta_var((row + mine.row, column + mine.column))
+                    lane = T.meta_var((here.warp, here.lane))
+                    epilogue.store_fragments(mine.sums, product, matrices.c, *corner, *lane, aligned=not columns)
             marks.mark("results stored", together=True)
         end_together(blocks)  # a cluster's other block may still write here
         log.clocks("end", here.number, here.thread == 0, together=True)

@@ -40,7 +40,7 @@ SECTOR = 16  # elements of a cache line's quarter, which memory is read by
 EXCHANGED, UPRIGHT = "exchanged", "upright"  # and the tile: how files name kernels; stages follow from the product
 SIZES, SHARED = r"(?P<m>\d{1,3})x(?P<n>\d{1,3})x(?P<k>\d{1,3})", r"(?P<down>\d)x(?P<across>\d)"
 EXCHANGED_NAME = re.compile(rf"{EXCHANGED} {SIZES}/1x(?P<groups>\d)/(?P<parts>\d)(?:/(?!1x1){SHARED})?")
-UPRIGHT_NAME = re.compile(rf"{UPRIGHT} {SIZES}/(?P<groups>\d)x1/{SHARED}")
+UPRIGHT_NAME = re.compile(rf"{UPRIGHT} {SIZES}/(?P<groups>\d)x1/{SHARED}(?:/(?P<parts>[2-9]))?")
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 
@@ -50,8 +50,8 @@ class OneTileRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``sharing`` more for clusters that share loads, and ``arriving_bytes`` of a multiprocessor, which they do not spare;
     ``zeros``, bytes of rows beyond a matrix; ``turn`` of a k tile through its stage; ``straddling`` and ``lines`` are
-    those of :func:`across_lines`; ``join`` where the reduction has parts, ``part`` more for each 64 × 64 sums of each
-    part but the first; ``refill`` of each further round of blocks; ``idle``, the power of the share of busy
+    those of :func:`across_lines`; ``join`` where the reduction has parts, ``part`` more for each 64 × 64 sums that a
+    block reads of the others; ``refill`` of each further round of blocks; ``idle``, the power of the share of busy
     multiprocessors by which memory is slower, ``uneven``, that of the blocks they have beside the most that one has;
     ``results`` that a multiprocessor stores.
     """
@@ -135,7 +135,7 @@ class _Tiles:
         sizes = (self.rows, self.columns, self.depth, self.groups, self.parts, self.down, self.across)
         rows, columns, depth, groups, parts, down, across = (int(each[place]) for each in sizes)
         if self.upright[place]:
-            return ClusterTile((rows, columns, depth), (groups, 1), (down, across))
+            return ClusterTile((rows, columns, depth), (groups, 1), (down, across), parts)
         return SwappedTile((rows, columns, depth), (1, groups), parts, (down, across))
 
     def blocks(self, m: Any, n: Any) -> np.ndarray:
@@ -163,15 +163,16 @@ def _exchanged_sizes() -> np.ndarray:
 def _upright_sizes() -> np.ndarray:
     """Return the same of tiles with operands as they are, one block to a multiprocessor."""
     found = []
-    kinds = itertools.product(range(EIGHT, MOST_ROWS + 1, EIGHT), SIDES, DEPTHS, CLUSTERS)
-    for width, (side, groups), depth, cluster in kinds:
+    shared = [(cluster[::-1], 1) for cluster in CLUSTERS] + [((1, 1), parts) for parts in range(2, MOST_PARTS + 1)]
+    kinds = itertools.product(range(EIGHT, MOST_ROWS + 1, EIGHT), SIDES, DEPTHS, shared)
+    for width, (side, groups), depth, (cluster, parts) in kinds:
         if depth > MOST_SHARED_DEPTH or (depth > PANEL and width > DEEP_ROWS):
             continue
-        tile = ClusterTile((side, width, depth), (groups, 1), cluster[::-1])
+        tile = ClusterTile((side, width, depth), (groups, 1), cluster, parts)
         most = MOST_STAGES if tile.shared_by == 1 else MOST_SHARED_STAGES
         stages = 0 if tile.misfits() else most_stages(tile, most)
         if stages > FEWEST_STAGES:
-            found.append((width, side, groups, depth, 1, *tile.cluster, stages, stages, 1, 1))
+            found.append((width, side, groups, depth, parts, *cluster, stages, stages, 1, 1))
     return np.array(found).T
 
 
@@ -236,8 +237,9 @@ def one_tile_microseconds(
     loop = -(-k // (t.depth * t.parts)) * np.maximum(k_tile, rounds * r.latency / (stages - 1))
     slower = (multiprocessors / busy) ** r.idle * (on_each * busy / blocks) ** r.uneven
     reading = ((m + n) * k + m * n) * (ITEMSIZE / r.memory_bytes) * slower
-    joining = r.join * t.split + (t.parts - 1) * t.width * t.side * (r.part / WGMMA_ROWS**2)
-    storing = on_each * np.minimum(t.rows, m) * np.minimum(t.columns, n) / r.results
+    # Each block of a cluster adds and stores as large a share of its tile.
+    joining = r.join * t.split + (t.parts - 1) / t.parts * t.width * t.side * (r.part / WGMMA_ROWS**2)
+    storing = on_each * np.minimum(t.rows, m) * np.minimum(t.columns, n) / (r.results * t.parts)
     around = r.launch + r.sharing * t.shared + joining + storing + (rounds - 1) * r.refill
     us = np.maximum(loop, reading) + r.memory_unhidden * np.minimum(loop, reading) + around
     return np.where((k >= t.shortest) | ~t.split, us, np.inf)

@@ -14,8 +14,7 @@ inline MBarrier& mbarrier_at(Thread& t, uint address) {
   auto found = all.find(inside(address));
   if (found == all.end()) fail("mbarrier", text("no mbarrier was initialised at 0x%x", inside(address)) + at(t));
   MBarrier& m = found->second;
-  if (rank_of(t, address) != t.rank && !living(rank_of(t, address)))
-    fail("cluster", "shared memory of a block whose threads have all ended is used" + at(t));
+  check_lives(t, address);
   if (Knowledge::of(t.clocks.known, m.thread) < m.initialised)
     fail("race", text("mbarrier 0x%x is used before its initialisation is known to the user", inside(address)) + at(t));
   return m;

@@ -39,7 +39,16 @@ inline void note_access(Thread& t, Block& block, uint address, size_t bytes, boo
   note_granules(t, block.shadow, address, bytes, writes, me, where);
 }
 
+// A block's shared memory ends with its threads: who uses another's must have it wait.
+inline void check_lives(const Thread& t, uint address) {
+  if (rank_of(t, address) == t.rank) return;
+  for (const Thread& other : machine.here->threads)
+    if (other.rank == rank_of(t, address) && other.status != DONE) return;
+  fail("cluster", "shared memory of a block whose threads have all ended is used" + at(t));
+}
+
 inline void access_shared(Thread& t, uint address, size_t bytes, bool writes) {
+  check_lives(t, address);
   Block& block = t.cluster->blocks[rank_of(t, address)];
   check_bounds(block, inside(address), bytes, writes ? "a write" : "a read");
   note_access(t, block, inside(address), bytes, writes, access_by(t, GENERIC, uint(t.id), clock_of(t)));

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tensorir_ladder.kernels.tiles import HopperTile, RoleTile, SwappedTile
+from tensorir_ladder.kernels.tiles import ClusterTile, HopperTile, RoleTile, SwappedTile
 from tensorir_ladder.schedules import isa
 from tensorir_ladder.schedules.tiles import FLOATS, BlockTile, TensorCoreTile, ThreadTile, WarpgroupTile, WarpTile
 
@@ -62,16 +62,23 @@ def _of_warpgroups(choose: Choose, kind: type[WarpgroupTile]) -> WarpgroupTile:
 
 
 def _of_roles(choose: Choose, kind: type[RoleTile]) -> RoleTile:
-    """Draw one of four with its operands exchanged, which not every kernel with roles takes."""
+    """Draw one of four with its operands exchanged, and two in clusters, which not every kernel with roles takes."""
     if choose(range(4)):
-        return _of_warpgroups(choose, kind)
+        upright = _of_warpgroups(choose, kind)
+        return ClusterTile(upright.block, upright.warpgroups, *_shared(choose)) if choose((0, 0, 1)) else upright
     groups = choose((*[(1, 1), (1, 2), (1, 3)] * 3, (2, 1), (1, 4)))
     rows = isa.WGMMA_WIDTHS * choose((1, 1, 2, 2, 3, 4, 5, 6, 8, 8, 13, 16, 32))
     columns, steps = isa.WGMMA_ROWS * choose((1, 1, 1, 2, 3)), isa.PANEL * choose((1, 1, 1, 2))
     block = groups[0] * rows, groups[1] * columns, steps
-    if choose((False, True)):  # a cluster's blocks share loads, or they are parts of the reduction
-        return SwappedTile(block, groups, 1, (choose((1, 1, 2, 2, 3, 4, 8)), choose((1, 2, 2, 3, 4, 5))))
-    return SwappedTile(block, groups, choose((1, 1, 1, 2, 2, 3, 4, 5, 8, 9)))
+    cluster, parts = _shared(choose)
+    return SwappedTile(block, groups, parts, cluster)
+
+
+def _shared(choose: Choose) -> tuple[tuple[int, int], int]:
+    """Draw a cluster, whose blocks share loads or are parts of the reduction: blocks down and across, and parts."""
+    if choose((False, True)):
+        return (choose((1, 1, 2, 2, 3, 4, 8)), choose((1, 2, 2, 3, 4, 5))), 1
+    return (1, 1), choose((1, 1, 1, 2, 2, 3, 4, 5, 8, 9))
 
 
 DRAWN: dict[type[BlockTile], Callable[[Choose, Any], BlockTile]] = {

@@ -100,6 +100,10 @@ IN_CLUSTERS: dict[str, Callable[[Matmul, Epilogue], Any]] = {
     "pairs": lambda problem, finish: warp_specialized(
         problem, RoleTile.parse("64x104x64/1x1/2x1"), 3, finish=finish, overlapped=True
     ),
+    "parts": lambda problem, finish: warp_specialized(
+        problem, RoleTile.parse("64x104x64/1x1/1x1/3"), 3, finish=finish, overlapped=True
+    ),
+    "exchanged parts": lambda problem, finish: swapped(problem, PARTS, 3, finish=finish, overlapped=True),
     "exchanged pairs": lambda problem, finish: swapped(
         problem, SwappedTile.parse("72x64x64/1x1/1/1x2"), 3, finish=finish, overlapped=True
     ),

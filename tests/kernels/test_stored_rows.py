@@ -55,6 +55,7 @@ FORMS = [  # widths of less than a box, of boxes that share columns, of several 
     (UPRIGHT, "64x40x64/1x1"),
     (UPRIGHT, "64x80x64/1x1"),
     (UPRIGHT, "128x128x64/2x1"),
+    (UPRIGHT, "64x72x64/1x1/1x1/2"),
     (STAYS, "64x40x64/1x1"),
     (STAYS, "64x136x64/1x1"),
     (STAYS, "128x64x64/2x1"),
@@ -83,7 +84,7 @@ def test_outputs_may_have_fewer_columns(kernel: str, tile: str, columns: int) ->
 
 
 @pytest.mark.emulator
-@pytest.mark.parametrize(("kernel", "tile"), [FORMS[1], FORMS[4], FORMS[7]])
+@pytest.mark.parametrize(("kernel", "tile"), [FORMS[1], FORMS[3], FORMS[5], FORMS[8], FORMS[9]])
 def test_their_bias_has_as_many(kernel: str, tile: str) -> None:
     problem, columns = Matmul(75, 136, 72, "float16", "nn"), 131
     bias = np.random.default_rng(1).integers(-5, 6, columns).astype(np.float32)

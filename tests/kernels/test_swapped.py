@@ -85,7 +85,8 @@ def test_every_limit_of_an_exchanged_tile_is_named(tile: str, clause: str) -> No
 def test_shared_memory_and_registers_say_how_many_blocks_run_together() -> None:
     small, split, wide = (RoleTile.parse(text) for text in ("8x64x64/1x1/1", "64x64x64/1x1/4", "256x64x64/1x1/1"))
     assert small.smem_bytes(2, 3) == 3 * (8 + 64) * 128 + 8 * 64 * 2 + 3 * 2 * 8
-    assert split.smem_bytes(2, 3) == 3 * (64 + 64) * 128 + 64 * 64 * 4 + 3 * 2 * 8  # sums in float32
+    assert split.smem_bytes(2, 3) == 3 * (64 + 64) * 128 + 3 * 2 * 8  # sums lie in the ring
+    assert split.smem_bytes(2, 1) == 64 * (64 + 4) * 4 + 2 * 8  # in float32, for which one stage has no room
     assert (small.resident(2, 3), split.resident(2, 3), wide.resident(2, 3)) == (4, 2, 1)
 
 
@@ -135,7 +136,7 @@ def test_weights_are_the_rows_of_the_instruction() -> None:
 def test_parts_are_the_blocks_of_a_cluster() -> None:
     kernel = roles(12, (13, 264, 520), "16x128x64/1x2/3", layout="nt", stages=3)
     assert (kernel.blocks, kernel.threads, kernel.launch["clusterCtaIdx.x"]) == (9, 384, 3)
-    assert kernel.body.count("add_2_vectors_of_2_parts(") == 1  # of the other two blocks
+    assert kernel.body.count("add_1_of_3_parts(") == 1  # of its own and the other two blocks
     assert not kernel.workspaces
 
 
@@ -223,7 +224,7 @@ def test_a_cluster_is_launched_whole_and_ends_together(cluster: tuple[int, int])
 @pytest.mark.parametrize("tile", ["16x128x64/1x2/3", "16x128x64/1x2/1/2x2"])
 def test_its_roles_leave_time_stamps(tile: str) -> None:
     kernel = lower(roles_case(12, (13, 264, 520), tile, layout="nt", stages=3), Stamps(0))
-    assert kernel.body.count("stamp(") > 10
+    assert kernel.body.count("stamp(") > 9
     assert "stamp(" not in roles(12, (13, 264, 520), tile, layout="nt", stages=3).body
 
 
@@ -573,7 +574,7 @@ def test_large_tiles_are_legal_with_as_many_stages_as_the_ring_has_room_for() ->
     beside, within = (tile.smem_bytes(2, stages) for stages in (4, 5))
     assert beside == 4 * ((144 + 192) * 128 + 16) + 144 * 192 * 2
     assert within == 5 * ((144 + 192) * 128 + 16)
-    assert not replace(tile, parts=2).results_in_ring(2, 5)  # another block reads them
+    assert replace(tile, parts=2).results_in_ring(2, 2)  # sums of parts always do
     assert most_stages(replace(tile, block=(16, 64, 64), warpgroups=(1, 1)), 8) == 8
 
 
@@ -610,7 +611,7 @@ def test_consumers_take_registers_only_where_an_equal_share_is_too_few() -> None
         assert (tile.roles_exchange, tile.consumer_share) == (exchanged, share)
         changes = re.findall(r"setmaxnreg_(\w+)_sync_aligned_u32_(\d+)\(\);", roles(12, (301, 600, 264), text).body)
         assert changes == ([("dec", "40"), ("inc", str(share))] if exchanged else [])
-    for text in ("232x192x64/1x3/1", "176x192x64/1x3/2"):  # more than the producer can give up
+    for text in ("232x192x64/1x3/1", "232x192x64/1x3/2"):  # more than the producer can give up
         tile = SwappedTile.parse(text)
         assert not tile.roles_exchange
         assert "registers per block, limit 65536" in "; ".join(tile.violations(HOPPER.target(), 2, 3))
@@ -663,7 +664,7 @@ def test_large_tiles_are_right(shape: tuple[int, int, int], tile: str, given: di
 
 @pytest.mark.emulator
 def test_results_written_to_a_ring_that_is_still_read_are_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tensorir_ladder.kernels.swapped._await_all_read", lambda consumers: None)
+    monkeypatch.setattr("tensorir_ladder.kernels.swapped.await_all_read", lambda consumers: None)
     build.lower.cache_clear()
     try:
         kernel = roles(12, (150, 200, 456), "144x192x64/1x3/1", layout="nt", stages=5)

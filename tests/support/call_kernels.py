@@ -29,6 +29,7 @@ FORMS = {
     "exchanged operands, rows that TMA cannot step over": (12, "roles", (21, 131, 264), "nt", "24x64x64/1x1/1", 3, 0),
     "a panel in part": (12, "roles", (70, 104, 264), "nn", "64x40x64/1x1", 3, 0),
     "a panel and a part": (12, "roles", (70, 216, 264), "nt", "64x80x64/1x1", 3, 0),
+    "upright, parts added up in a cluster": (12, "roles", (70, 136, 520), "nn", "64x72x64/1x1/1x1/3", 3, 0),
     "upright, loads shared both ways": (12, "roles", (250, 216, 264), "nn", "64x72x64/1x1/2x2", 3, 0),
     "upright, shares of a panel in part": (12, "roles", (300, 184, 264), "nn", "64x120x64/1x1/4x1", 3, 0),
     "upright, k tiles of two panels": (12, "roles", (300, 104, 520), "nn", "64x72x128/1x1/4x1", 3, 0),
