@@ -302,7 +302,7 @@ def attention(
         shared = SharedRing(pool, stages, k.bytes, tile.consumers, bounded, tile.consumers * q.bytes)
         if here.thread == 0:
             queried.initialize(1)
-        shared.begin(here, maps["Q"], maps["K"], maps["V"], maps["O"])
+        shared.begin(here)
         all_heads = T.meta_var(batch * problem.heads if any_rows else many)
         high = T.meta_var((queries + (tile.rows - 1)) // tile.rows if any_rows else tiles)
         last_key = T.meta_var(keys if any_rows else problem.keys)

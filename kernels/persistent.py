@@ -172,7 +172,7 @@ def persistent(
         pool = T.SMEMPool()
         shared = SharedRing(pool, stages, product.stage_bytes, tile.consumers, bounded)
         log.clocks("begin", here.number, here.thread == 0)
-        shared.begin(here, matrices.a_map, matrices.b_map, matrices.c_map)
+        shared.begin(here)
         if overlapped:
             begin_after_last(next_at_once)
         high = T.meta_var(TileRows(rows, tile.block_m).count if any_rows else known.tiles // tile_columns)

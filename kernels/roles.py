@@ -7,7 +7,6 @@ from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx import Var
 
-from tensorir_ladder.kernels import tma
 from tensorir_ladder.kernels.ring import Barriers, RingState
 from tensorir_ladder.kernels.tiles import PRODUCER_REGISTERS, RESULT_BOXES, RoleTile
 from tensorir_ladder.kernels.tma import Multicast
@@ -185,10 +184,8 @@ class SharedRing:
         pool.commit()
 
     @T.inline
-    def begin(self, here, *maps):
-        """Emit the barriers' initialization, and what must lie before their use; another warp fetches tensor maps."""
-        if here.warpgroup == 0 and here.warp == 1 and tma.elected():
-            tma.fetch_ahead(*maps)
+    def begin(self, here):
+        """Emit the barriers' initialization, and what must lie before their use."""
         if here.thread == 0:
             self.full.initialize(1)
             self.empty.initialize(here.consumers * WARPS * here.fillers)

@@ -130,7 +130,7 @@ def swapped(
         pool = T.SMEMPool()
         shared = SharedRing(pool, stages, product.stage_bytes, tile.consumers, bounded, tile.result_bytes, in_ring)
         log.clocks("begin", here.number, here.thread == 0)
-        shared.begin(here, maps.a_map, maps.b_map, maps.c_map)
+        shared.begin(here)
         if overlapped:
             begin_after_last(next_at_once)
         number = T.meta_var(here.number // (parts * shared_by))

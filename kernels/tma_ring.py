@@ -130,8 +130,6 @@ def tma_ring(
                 fill((stage + ahead) % stages, k_tile + ahead)
 
         log.clocks("begin", block, thread == 0)
-        if warpgroup == 0 and warp == 1 and tma.elected():
-            tma.fetch_ahead(matrices.a_map, matrices.b_map, matrices.c_map)
         if thread == 0:
             full.initialize(1)  # by the loading thread's announcement of bytes; these complete the phase
         T.ptx.fence.proxy.async_.shared__cta()

@@ -156,7 +156,7 @@ def warp_specialized(
         results = T.meta_var((tile.sum_bytes, True) if parts > 1 else ())
         shared = SharedRing(pool, stages, product.stage_bytes, tile.consumers, bounded, *results)
         log.clocks("begin", here.number, here.thread == 0)
-        shared.begin(here, matrices.a_map, matrices.b_map, matrices.c_map)
+        shared.begin(here)
         if overlapped:
             begin_after_last(next_at_once)
         maps = T.meta_var(matrices if batch == 1 else matrices.of(here.number // tiles))
