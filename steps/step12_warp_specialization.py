@@ -17,7 +17,9 @@ Variants:
 - roles (the default).
 - bounded: a debug build: a wait of more than two seconds names block, thread, role, barrier and phase, and traps.
 A tile with a cluster as its third field (64x72x64/1x1/4x2) has its blocks, 4 down and 2 across, load for each other
-what they share, by TMA multicast: rows of A for those beside each other, columns of B for those below each other.
+what they share, by TMA multicast: rows of A for those beside each other, columns of B for those below each other. With
+a fourth field (64x88x64/1x1/1x1/7) each block of a cluster has a part of the reduction, and adds up and stores a share
+of the results (kernels/cluster_sums.py).
 A number as the third field (16x64x64/1x1/4) exchanges the operands, Cᵀ = Bᵀ · Aᵀ, for products of few rows: B's columns
 are then the instruction's 64 rows, and each part of the reduction is a block of a cluster (kernels/swapped.py). With a
 fourth (72x64x64/1x1/1/2x4) these tiles have such clusters, too.

@@ -19,7 +19,7 @@ from tensorir_ladder.harness.menu_fit import chosen_over_best, geometric_mean
 from tensorir_ladder.kernels.persistent import cluster_blocks
 from tensorir_ladder.kernels.roles import MOST_SHARED_STAGES, MOST_STAGES
 from tensorir_ladder.kernels.stream_k import plan_for
-from tensorir_ladder.kernels.tiles import most_stages
+from tensorir_ladder.kernels.tiles import RoleTile, most_stages
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops import estimates
 from tensorir_ladder.torch_ops.choice import EXCHANGED, UPRIGHT, choices, choose
@@ -214,8 +214,15 @@ def test_names_of_exchanged_tiles_say_which_blocks_share_loads() -> None:
     for malformed in ("72x64x64/1x1/1/2", "72x64x64/1x1/1/2x4/1", "16x64x64/1x1/2/1x1", "72x64x64/1x1/"):
         with pytest.raises(ValueError, match=r"names no tile|malformed tile"):
             tiles.place(f"exchanged {malformed}")
-    upright = "64x72x64/1x1/4x2"
-    assert named(tiles.tile(tiles.place(f"upright {upright}"))) == f"upright {upright}"
+    for upright in ("64x88x64/1x1/1x1/7", "64x72x64/1x1/4x2"):
+        place = tiles.place(f"upright {upright}")
+        assert place is not None
+        assert named(tiles.tile(place)) == f"upright {upright}"
+        assert tiles.parts[place] * tiles.down[place] * tiles.across[place] in (7, 8)
+    for unoffered in ("64x72x64/1x1/4x2/2", "64x88x64/1x1/1x1/9"):
+        assert tiles.place(f"upright {unoffered}") is None
+    with pytest.raises(ValueError, match="names no tile"):
+        tiles.place("upright 64x88x64/1x1/1x1/1")
     with pytest.raises(ValueError, match="names no tile"):
         tiles.place(f"exchanged {upright}")
     of_either = [
@@ -227,12 +234,18 @@ def test_names_of_exchanged_tiles_say_which_blocks_share_loads() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "tile"), [((40, 264, 520), "16x64x64/1x1/1/2x4"), ((13, 72, 520), "16x64x64/1x1/3")], ids=str
+    ("shape", "tile"),
+    [
+        ((40, 264, 520), "16x64x64/1x1/1/2x4"),
+        ((13, 72, 520), "16x64x64/1x1/3"),
+        ((70, 264, 520), "64x88x64/1x1/1x1/5"),
+    ],
+    ids=str,
 )
 def test_blocks_are_counted_as_they_are_launched(shape: tuple[int, int, int], tile: str) -> None:
     """Clusters are whole, also where the output ends within one."""
     tiles = all_tiles()
-    place, kernel = tiles.place(f"exchanged {tile}"), roles(12, shape, tile, layout="nt", stages=3)
+    place, kernel = tiles.place(named(RoleTile.parse(tile))), roles(12, shape, tile, layout="nt", stages=3)
     assert tiles.blocks(*shape[:2])[place] == kernel.blocks
     assert tiles.cluster[place] == kernel.launch["clusterCtaIdx.x"]
 
@@ -244,6 +257,15 @@ def test_few_tiles_exchange_the_operands_and_even_shares_of_columns_have_their_w
     assert -(-414 // wide.tile.block_m) * wide.tile.block_m < 450, "rows are shared out evenly"
     even = choose(Matmul(1645, 4096, 4096, "float16", "nt"), H200)
     assert (even.kernel.step, even.tile.block_n % 64 > 0) == (13, True)
+
+
+def test_a_long_reduction_of_few_tiles_goes_in_parts_with_its_operands_as_they_are() -> None:
+    """88 columns are an instruction's as they are, and 128 of exchanged operands."""
+    taken = choose(Matmul(872, 88, 6704, "float16"), H200)
+    assert taken.kernel is UPRIGHT
+    assert taken.tile.parts > 4
+    for batch, any_rows in ((2, False), (1, True)):
+        assert choose(Matmul(872, 88, 6704, "float16"), H200, batch, any_rows).tile.parts == 1
 
 
 def test_few_rows_exchange_the_operands() -> None:
