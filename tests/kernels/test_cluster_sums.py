@@ -187,6 +187,7 @@ BROKEN: dict[str, tuple[Callable[[str], str], str]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.emulator
 @pytest.mark.parametrize("tile", ["128x72x64/2x1/1x1/3", "72x128x64/1x2/3"])
 @pytest.mark.parametrize("name", BROKEN)
