@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-
 from tvm import tirx
 from tvm.ir import Expr
 from tvm.script import tirx as T
@@ -35,21 +32,16 @@ from tensorir_ladder.kernels.roles import (
 )
 from tensorir_ladder.kernels.short_stack import on_a_short_stack
 from tensorir_ladder.kernels.stamps import Log, Stamps
-from tensorir_ladder.kernels.tiles import MOST_PARTS, MOST_RESIDENT, SwappedTile, most_stages
+from tensorir_ladder.kernels.tiles import SwappedTile
 from tensorir_ladder.kernels.tma import Maps, Matrices
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
-from tensorir_ladder.schedules.cost import CLOCK_GHZ, UNHIDDEN, Machine
+from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.isa import PANEL, PTX_TYPES, ROW_BYTES, WARPGROUP, WGMMA_ROWS, wgmma_element
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
-from tensorir_ladder.schedules.tiles import Choice
 from tensorir_ladder.schedules.workloads import Matmul
 
 EIGHT = 8  # rows of A that one of stmatrix's squares has
-MOST_ROWS = 128  # of a tile that is worth a look
-# Of the cost, fitted: a stage's turn through both barriers and what its k steps add; from the end of a wave of blocks
-# to the next one's first k tile; how much of a wave the last lacks; of multiprocessors, those that clusters can have.
-TURN_CYCLES, TURN_CYCLES_PER_STEP, BEGINNING_CYCLES = 160, 1.3, 5700
-UNFILLED, CLUSTERED = 0.25, 0.9
+CLUSTERED = 0.9  # of multiprocessors, those that clusters of more than two can have
 
 
 @on_a_short_stack
@@ -194,61 +186,6 @@ def swapped(
 
     made = main if finish.bias else without(main, "bias_ptr")
     return made.with_attr(OVERLAPS, True) if overlapped else made
-
-
-def swapped_choices(problem: Matmul, machine: Machine) -> list[Choice]:
-    """List tiles with their stages that may be the fastest for a product, the cheapest by :func:`swapped_cost` first.
-
-    As many rows as the product has, or an even share of them up to 128, by the eight; 64 columns, or 128 by one
-    warpgroup or two; k tiles of 64, 128 and 256; parts where the tiles alone leave multiprocessors without work, each
-    of two k tiles at least; as many stages as leave room for 1 to 4 blocks on a multiprocessor.
-    """
-    found = []
-    fewest_down = -(-problem.m // MOST_ROWS)
-    for blocks_down, (columns, groups), steps in itertools.product(
-        (fewest_down, fewest_down + 1), ((64, 1), (128, 1), (128, 2)), (64, 128, 256)
-    ):
-        rows = -(-problem.m // (blocks_down * EIGHT)) * EIGHT
-        tiles, k_tiles = -(-problem.m // rows) * -(-problem.n // columns), -(-problem.k // steps)
-        for parts in range(1, MOST_PARTS + 1):
-            tile = SwappedTile((rows, columns, steps), (1, groups), parts)
-            filled = -(-tiles * parts // _places(machine, parts))
-            if tile.misfits() or (parts > 1 and (k_tiles < 2 * parts or tiles >= machine.multiprocessors)):
-                continue
-            stages = {most_stages(tile, MOST_STAGES, together) for together in range(1, min(filled, MOST_RESIDENT) + 1)}
-            found += [Choice(tile, count) for count in sorted(stages) if count > FEWEST_STAGES]
-    return sorted(dict.fromkeys(found), key=lambda choice: swapped_cost(choice, problem, machine))
-
-
-def swapped_cost(choice: Choice, problem: Matmul, machine: Machine) -> float:
-    """Return about how many cycles a product takes by :func:`swapped`; good for an order of tiles.
-
-    ::
-
-        k tile   = the longest of multiplying and loading it, of all blocks of a multiprocessor, and of a stage's turn
-        waves    = blocks by the places that are there for them: those of clusters lie within parts of the GPU
-        in all   = the longer of the waves' k tiles and reading both operands from device memory, a little of the other
-                   + launching + a beginning for each further wave + handing over sums + storing
-
-    Constants were fitted to timings of these kernels on an H200 (1 to 128 rows).
-    """
-    tile, rates, (m, n, k) = choice.tile, machine.rates, (problem.m, problem.n, problem.k)
-    blocks, places = _blocks(problem, tile), _places(machine, tile.cluster_size)
-    together = min(-(-blocks // places), tile.resident(dtype_bytes(problem.dtype), choice.stages))
-    waves = blocks / (places * together)
-    if waves > 1:  # the last wave is seldom full; a cluster waits until all its blocks have a place
-        waves = math.ceil(waves) if tile.parts > 1 else waves + UNFILLED
-    waves = max(1.0, waves)
-    brought = (min(m, tile.block_m) + min(n, tile.block_n)) * tile.block_k * 2
-    multiplying = tile.block_m * tile.block_n * tile.block_k / rates.wgmma_multiply_adds_per_cycle
-    turn = TURN_CYCLES + TURN_CYCLES_PER_STEP * tile.block_k
-    k_tile = max(together * max(multiplying, brought / rates.load_bytes_per_cycle), turn)
-    loop = waves * math.ceil(-(-k // tile.block_k) / tile.parts) * k_tile
-    reading = (m + n) * k * 2 / (rates.copying_gb_s / CLOCK_GHZ)
-    sums = (tile.parts - 1) * tile.block_m * tile.block_n * 4 / rates.add_bytes_per_cycle
-    storing = together * tile.block_m * tile.block_n / rates.stored_results_per_cycle
-    around = 2 * rates.launch_cycles + (waves - 1) * BEGINNING_CYCLES + sums + storing
-    return max(loop, reading) + UNHIDDEN * min(loop, reading) + around
 
 
 def fits_at_once(problem: Matmul, tile: SwappedTile, machine: Machine) -> bool:

@@ -28,7 +28,7 @@ from tensorir_ladder.kernels.fused_epilogue import Epilogue
 from tensorir_ladder.kernels.panels import Panels
 from tensorir_ladder.kernels.persistent import persistent
 from tensorir_ladder.kernels.stamps import Stamps
-from tensorir_ladder.kernels.swapped import fits_at_once, fits_beside, swapped, swapped_choices, swapped_cost
+from tensorir_ladder.kernels.swapped import fits_at_once, fits_beside, swapped
 from tensorir_ladder.kernels.tiles import HopperTile, RoleTile, SwappedTile, most_stages, role_choices, swapped_room
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct
@@ -288,23 +288,6 @@ def test_every_tile_of_the_menus_is_legal() -> None:
     assert widths == set(range(64, 257, 16))
     for choice in role_choices():
         assert not choice.tile.violations(machine.target, 2, choice.stages), str(choice.tile)
-    for shape in ((1, 64, 256), (9, 6144, 4096), (64, 6264, 792), (272, 832, 6136), (2000, 64, 64)):
-        problem = Matmul(*shape, "float16", "nt")
-        found = swapped_choices(problem, machine)
-        assert len(set(found)) == len(found)
-        for choice in found:
-            assert not choice.tile.violations(machine.target, 2, choice.stages), str(choice.tile)
-            assert choice.tile.parts <= -(-problem.k // choice.tile.block_k)
-    whole = {choice.tile.parts for choice in swapped_choices(Matmul(64, 64, 64, "float16"), machine)}
-    assert whole == {1}  # one k tile is no two parts
-
-
-def test_a_long_reduction_of_few_tiles_is_split() -> None:
-    problem = Matmul(104, 168, 3912, "float16")
-    best, *_ = found = swapped_choices(problem, hopper())
-    assert best.tile.parts > 4
-    whole = next(choice for choice in found if choice.tile.parts == 1)
-    assert swapped_cost(best, problem, hopper()) < swapped_cost(whole, problem, hopper()) / 2
 
 
 @pytest.mark.parametrize(("columns", "parts", "at_once"), [(4096, 2, True), (6144, 1, True), (6144, 2, False)])
