@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -13,7 +14,9 @@ import numpy as np
 from tensorir_ladder.harness.cublas import Arena
 from tensorir_ladder.harness.execution import GpuBackend
 from tensorir_ladder.harness.machines import choosing_machine
+from tensorir_ladder.harness.peers import call
 from tensorir_ladder.harness.race import Plan
+from tensorir_ladder.harness.records import ShapeRecord
 from tensorir_ladder.harness.shapes import draw_shapes
 from tensorir_ladder.harness.verify import WrongResult, draw_seeds, hold, matmul_trial
 from tensorir_ladder.kernels.codegen.launch_plan import Rows
@@ -27,8 +30,18 @@ from tensorir_ladder.torch_ops.few_rows import Streamed, streams
 from tensorir_ladder.torch_ops.kept import build_kernel
 from tensorir_ladder.torch_ops.launcher import Launcher, load_kernel
 from tensorir_ladder.torch_ops.nearby import product_places
-from tensorir_ladder.torch_ops.one_tile import all_tiles, named, one_tile_stages
+from tensorir_ladder.torch_ops.one_tile import (
+    EXCHANGED,
+    EXCHANGED_NAME,
+    UPRIGHT,
+    UPRIGHT_NAME,
+    all_tiles,
+    named,
+    one_tile_stages,
+)
 
+ONE_TILE = re.compile(r"step 12, (\S+), \d+ stages, launched early")
+KINDS = {EXCHANGED: EXCHANGED_NAME, UPRIGHT: UPRIGHT_NAME}
 GROUPS = ("llm", "random8", "decode")  # whose products TMA reads as they lie
 SQUARES = "squares"  # powers of two, and a little more, whose rows lie across cache lines
 SIDES = tuple(side + more for side in (256, 512, 1024, 2048, 4096, 8192) for more in (0, 24))
@@ -180,6 +193,32 @@ def _renamed(shape: MeasuredShape, old: Sequence[str], new: Sequence[str]) -> Me
     """Place times in a new list of kernels; None where no kernel of them is in it."""
     times = tuple((new.index(old[place]), us) for place, us in shape.times if old[place] in new)
     return msgspec.structs.replace(shape, times=times) if times else None
+
+
+def recorded_times(records: Iterable[ShapeRecord], file: CostFile) -> dict[Matmul, dict[str, float]]:
+    """Take the call's times of float16 products that a GPU's file has none of from its records of drawn shapes.
+
+    Of kernels that the choice offers, and without copies in front, which it estimates apart. A time tells of the kernel
+    as it was when it was measured.
+    """
+    known = {(shape.m, shape.n, shape.k, shape.layout) for shape in file.shapes}
+    wanted = file.gpu, "float16", call.NAMES[0]
+    menu, found = {*map(str, (*choices(), Streamed()))}, {}
+    for record in sorted(records, key=lambda each: each.environment.recorded_at):  # the newest counts
+        other = (record.environment.gpu, record.dtype, record.contender) != wanted
+        if other or (*record.shape, record.layout) in known:
+            continue
+        if name := record.config if record.config in menu else _one_tile(record.config):
+            found[Matmul(*record.shape, record.dtype, record.layout)] = {name: record.time_ms * 1e3}
+    return found
+
+
+def _one_tile(config: str) -> str:
+    """Return the name of a tile of step 12 by what the call says of it; empty for others."""
+    if not (match := ONE_TILE.fullmatch(config)):
+        return ""
+    names = [f"{kind} {match[1]}" for kind, form in KINDS.items() if form.fullmatch(f"{kind} {match[1]}")]
+    return next((name for name in names if all_tiles().place(name) is not None), "")
 
 
 def file_text(file: CostFile) -> str:

@@ -16,22 +16,26 @@ from tensorir_ladder.harness.commands.build import build_ahead, hopper_machine
 from tensorir_ladder.harness.commands.options import UsageError, add_jobs, seed_number
 from tensorir_ladder.harness.commands.printing import progress
 from tensorir_ladder.harness.commands.values import between
+from tensorir_ladder.harness.machines import choosing_machine
 from tensorir_ladder.harness.menu import (
     MENU_GROUPS,
     candidates,
     draw_products,
     file_text,
     most_doubtful,
+    recorded_times,
     time_menu,
     with_times,
 )
 from tensorir_ladder.harness.menu_fit import chosen_over_best, fit_one_tile, fit_rates, geometric_mean, rounded
-from tensorir_ladder.harness.records import check_writable, write_atomically
+from tensorir_ladder.harness.records import check_writable, load_shapes, write_atomically
 from tensorir_ladder.harness.shapes import MOST_SHAPES
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.choice import choices
 from tensorir_ladder.torch_ops.estimates import FOLDER, Estimates, cost_file, estimates_on, other_cost_files
+
+RECORDED = "; of other shapes the time of what the call chose, from records of `ladder bench`"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +50,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     text = "begin no shape after so many seconds of timing (none)"
     parser.add_argument("--time-limit", type=between(1, 10**6, float), default=math.inf, metavar="SECONDS", help=text)
     parser.add_argument("--dry-run", action="store_true", help="draw and build, and time nothing")
+    text = "time nothing: take the call's times of other shapes from this folder's records of `ladder bench`"
+    parser.add_argument("--records", type=Path, metavar="FOLDER", help=text)
     add_jobs(parser)
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the file (torch_ops/costs)")
 
@@ -71,8 +77,34 @@ def _draw(options: argparse.Namespace, estimates: Estimates) -> list[Matmul]:
         return draw_products(seed, drawn, groups, in_doubt)
 
 
+def _take_recorded(folder: Path, out: Path) -> int:
+    """Write the files of all GPUs that have one and records in a folder, with the call's times of other shapes."""
+    check_writable(out)
+    records = load_shapes(folder)
+    for gpu in sorted({record.environment.gpu for record in records}):
+        file = cost_file(gpu)
+        if file.gpu != gpu:
+            print(f"{gpu} has no file: time its menu first")
+            continue
+        found = recorded_times(records, file)
+        origin = file.origin.removesuffix(RECORDED) + RECORDED if found else file.origin
+        file = with_times(file, choosing_machine(gpu, file.multiprocessors), origin, found)
+        path = _path(out, gpu)
+        write_atomically(path, file_text(file))
+        print(f"{gpu}: a time of {len(found)} shapes more, in {path}")
+    if not records:
+        print(f"no records of drawn shapes in {folder}")
+    return 0
+
+
+def _path(out: Path, gpu: str) -> Path:
+    return out / f"{gpu.lower().replace(' ', '-')}.json"
+
+
 def run(options: argparse.Namespace, command: str) -> int:
     """Build all that is timed, time it shape by shape, then fit the constants and write the file."""
+    if options.records:
+        return _take_recorded(options.records, options.out)
     machine, compiler = hopper_machine(), toolchain.require_compiler()
     check_writable(options.out)
     known, able = cost_file(machine.name), list(choices())
@@ -85,7 +117,7 @@ def run(options: argparse.Namespace, command: str) -> int:
         return 0
     backend, end = execution.GpuBackend(), time.monotonic() + options.time_limit
     origin = f"{command}, {datetime.now(UTC):%Y-%m-%d}: medians of interleaved rounds in CUDA graphs, L2 cold"
-    path = options.out / f"{machine.name.lower().replace(' ', '-')}.json"
+    path = _path(options.out, machine.name)
     file, timed = known, 0
     for problem in drawn:
         if time.monotonic() >= end:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,17 @@ from support.cases import Outcome, hopper
 from support.fake_gpu import Command
 from tensorir_ladder.harness import execution, menu
 from tensorir_ladder.harness.commands import menu as menu_command
-from tensorir_ladder.harness.menu import Candidate, candidates, draw_products, file_text, most_doubtful, with_times
+from tensorir_ladder.harness.menu import (
+    Candidate,
+    candidates,
+    draw_products,
+    file_text,
+    most_doubtful,
+    recorded_times,
+    with_times,
+)
 from tensorir_ladder.harness.menu_fit import chosen_over_best, fit_rates, geometric_mean
+from tensorir_ladder.harness.records import load_shapes
 from tensorir_ladder.harness.verify import WrongResult
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.schedules.workloads import Matmul
@@ -30,6 +41,7 @@ from tensorir_ladder.torch_ops.one_tile import all_tiles, named
 H200 = hopper(name="NVIDIA H200")
 FILE = msgspec.structs.replace(cost_file("NVIDIA H200"), shapes=())
 ALL = list(choices())
+H100 = "NVIDIA H100 80GB HBM3"
 ESTIMATES = Estimates(ALL, FILE, H200.multiprocessors)
 
 
@@ -216,6 +228,53 @@ def test_what_was_timed_is_kept_where_the_fit_fails(
     monkeypatch.setattr(estimates, "FOLDER", tmp_path)
     kept = {(shape.m, shape.n, shape.k) for shape in cost_file("NVIDIA H200").shapes}
     assert {(problem.m, problem.n, problem.k) for problem in draw_products(5, 2, ["decode"])} <= kept
+
+
+RESULTS = load_shapes()
+
+
+def test_times_of_the_call_are_taken_from_records_of_drawn_shapes() -> None:
+    """Of products that the file has no times of; not of schedules, of other GPUs, nor behind copies."""
+    records = [each for each in RESULTS if each.environment.gpu == H200.name and each.seed == 2042]
+    found = recorded_times(RESULTS, FILE)
+    records.sort(key=lambda each: each.environment.recorded_at)
+    plain = [each for each in records if each.group != "schedules" and not re.search("; |as they lie", each.config)]
+    assert len(plain) > 500
+    said: dict[Matmul, list[tuple[str, float]]] = {}  # some are of two groups
+    for each in plain:
+        said.setdefault(Matmul(*each.shape, "float16", each.layout), []).append((each.config, each.time_ms * 1e3))
+    for problem, pairs in said.items():
+        ((name, us),) = found[problem].items()
+        tile = all_tiles().place(name)
+        text = name if tile is None else f"{all_tiles().tile(tile)},"
+        assert us == [time for config, time in pairs if text in config][-1]
+    assert not found.keys() & {Matmul(*each.shape, "float16", each.layout) for each in records if ";" in each.config}
+    one = plain[0]
+    known = with_times(FILE, H200, "", {Matmul(*one.shape, "float16", one.layout): {str(ALL[0]): 2.0}})
+    assert len(recorded_times(plain, known)) == len(recorded_times(plain, FILE)) - 1
+    for change in ({"dtype": "bfloat16"}, {"contender": "step10_wgmma"}, {"config": "step 12, 8x8x8/9x9/9, 2 stages"}):
+        assert not recorded_times([replace(one, **change)], FILE)
+
+
+def test_files_learn_from_records_without_a_gpu(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, own = (next(each for each in RESULTS if each.environment.gpu == gpu) for gpu in (H100, H200.name))
+    plain = next(each for each in RESULTS if each.environment.gpu == H200.name and each.config in map(str, ALL))
+    nowhere = replace(other, environment=replace(other.environment, gpu="NVIDIA Nowhere"))
+    records, out = tmp_path / "records", tmp_path / "costs"
+    for each in (own, plain, nowhere):
+        each.save(records)
+    monkeypatch.setattr(menu_command, "cost_file", lambda _: FILE)
+    outcome = command("menu", "--records", str(records), "--out", str(out))
+    assert outcome.code == 0, outcome
+    assert "NVIDIA Nowhere has no file" in outcome.out
+    (path,) = out.iterdir()
+    file = msgspec.json.decode(path.read_bytes(), type=CostFile)
+    assert (plain.m, plain.n, plain.k) in {(shape.m, shape.n, shape.k) for shape in file.shapes}
+    assert file.origin.endswith("`ladder bench`")
+    (tmp_path / "none").mkdir()
+    assert "no records" in command("menu", "--records", str(tmp_path / "none"), "--out", str(out)).out
 
 
 @pytest.mark.gpu
