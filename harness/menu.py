@@ -41,6 +41,7 @@ from tensorir_ladder.torch_ops.one_tile import (
 )
 
 ONE_TILE = re.compile(r"step 12, (\S+), \d+ stages, launched early")
+PARTS_SINCE = "2026-11-25T13:00"  # each block of a cluster adds up a share; before, the first did it all
 KINDS = {EXCHANGED: EXCHANGED_NAME, UPRIGHT: UPRIGHT_NAME}
 GROUPS = ("llm", "random8", "decode")  # whose products TMA reads as they lie
 SQUARES = "squares"  # powers of two, and a little more, whose rows lie across cache lines
@@ -198,17 +199,20 @@ def _renamed(shape: MeasuredShape, old: Sequence[str], new: Sequence[str]) -> Me
 def recorded_times(records: Iterable[ShapeRecord], file: CostFile) -> dict[Matmul, dict[str, float]]:
     """Take the call's times of float16 products that a GPU's file has none of from its records of drawn shapes.
 
-    Of kernels that the choice offers, and without copies in front, which it estimates apart. A time tells of the kernel
-    as it was when it was measured.
+    Or one only. Of kernels that the choice offers, and without copies in front, which it estimates apart; not of
+    reductions in parts before PARTS_SINCE, which were other kernels.
     """
-    known = {(shape.m, shape.n, shape.k, shape.layout) for shape in file.shapes}
+    known = {(shape.m, shape.n, shape.k, shape.layout) for shape in file.shapes if len(shape.times) > 1}
     wanted = file.gpu, "float16", call.NAMES[0]
     menu, found = {*map(str, (*choices(), Streamed()))}, {}
     for record in sorted(records, key=lambda each: each.environment.recorded_at):  # the newest counts
         other = (record.environment.gpu, record.dtype, record.contender) != wanted
         if other or (*record.shape, record.layout) in known:
             continue
-        if name := record.config if record.config in menu else _one_tile(record.config):
+        name = record.config if record.config in menu else _one_tile(record.config)
+        place = all_tiles().place(name)
+        before = place is not None and all_tiles().split[place] and record.environment.recorded_at < PARTS_SINCE
+        if name and not before:
             found[Matmul(*record.shape, record.dtype, record.layout)] = {name: record.time_ms * 1e3}
     return found
 

@@ -102,7 +102,7 @@ def persistent(
     Raises
     ------
     IllegalWorkload, IllegalTile, IllegalPipeline : as there; IllegalTile also for a B tile that a cluster cannot share,
-        and for one whose consumers have no registers for late results;
+        for one whose consumers have no registers for late results, and for one with parts;
         IllegalWorkload for clusters with a residual or any number of rows.
     """
     tile.check_not_swapped()

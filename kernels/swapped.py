@@ -36,6 +36,7 @@ from tensorir_ladder.kernels.tiles import SwappedTile
 from tensorir_ladder.kernels.tma import Maps, Matrices
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
 from tensorir_ladder.schedules.cost import Machine
+from tensorir_ladder.schedules.errors import IllegalWorkload
 from tensorir_ladder.schedules.isa import PANEL, PTX_TYPES, ROW_BYTES, WARPGROUP, WGMMA_ROWS, wgmma_element
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.workloads import Matmul
@@ -88,9 +89,13 @@ def swapped(
     Raises
     ------
     IllegalWorkload, IllegalTile, IllegalPipeline : as there; IllegalTile also for more parts than k tiles,
-    IllegalWorkload for more ``columns`` than the product has.
+    IllegalWorkload for a residual, and for more ``columns`` than the product has.
     """
     epilogue.check_taken(problem)
+    if finish.residual:
+        raise IllegalWorkload(
+            "exchanged operands add no residual", value=str(tile), remedy="take a tile without exchanged operands"
+        )
     tile.check_sound()
     check_stages(stages, FEWEST_STAGES, MOST_STAGES if tile.shared_by == 1 else MOST_SHARED_STAGES)
     product = WarpgroupProduct.swapped(problem, tile)

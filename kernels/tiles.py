@@ -413,7 +413,7 @@ class SwappedTile(RoleTile):
 
     @property
     def sum_pitch(self) -> int:
-        """As of upright tiles, of whom a warp stores one column each of 8 columns and every other row of 8."""
+        """As of upright tiles; here a thread stores one sum at once, a warp 8 columns of every other of 8 rows."""
         return self.block_n + SUM_PAD
 
     @property

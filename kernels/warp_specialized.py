@@ -87,7 +87,7 @@ def warp_specialized(
     ``overlapped`` and ``next_at_once`` are as in :func:`kernels.persistent.persistent`. Results of 16 bits whose rows
     TMA cannot step over are collected in the same boxes, and stored row by row: also those of an output, and a bias, of
     fewer ``columns`` than the product, whose B was copied to longer rows; 0 says that there are as many. Such an output
-    may begin at any element.
+    may begin at any element. Results of parts leave from registers.
 
     With ``any_rows`` the kernel takes any number of rows, in a further parameter, up to those of ``problem``: whoever
     launches it gives tensor maps of the rows at hand, and as many blocks as these have tiles

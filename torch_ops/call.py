@@ -20,6 +20,7 @@ from tensorir_ladder.kernels.epilogue import can_store_by_tma
 from tensorir_ladder.kernels.fused_epilogue import Epilogue
 from tensorir_ladder.kernels.tiles import ROLE_CHOICES, HopperTile
 from tensorir_ladder.schedules.cost import Machine
+from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.choice import Choice, Setting, Short, choose, of_any_rows
 from tensorir_ladder.torch_ops.copies import Copying
@@ -28,7 +29,7 @@ from tensorir_ladder.torch_ops.errors import FirstCallInCapture, NoTorch, Unsupp
 from tensorir_ladder.torch_ops.few_rows import Streamed
 from tensorir_ladder.torch_ops.kept import Chosen, build_kernel
 from tensorir_ladder.torch_ops.launcher import LoadedKernel, load_kernel
-from tensorir_ladder.torch_ops.operands import Form, Operands, arrange, check_bias, output_rows
+from tensorir_ladder.torch_ops.operands import Form, Operands, arrange, check_bias, is_dense, output_rows
 from tensorir_ladder.torch_ops.product import Product
 from tensorir_ladder.torch_ops.rates import cost_rates
 from tensorir_ladder.torch_ops.short_reductions import Unaligned, more_microseconds, reads_as_they_lie
@@ -244,7 +245,8 @@ def choose_for(
     # What is refused of many rows is refused of few: results that do not leave by TMA.
     dense = operands.are_dense(out) and (not any_m or can_store_by_tma(problem, ROLE_CHOICES[0].tile))
     narrows = operands.narrows(out) and not any_m
-    choice = choose(problem, machine, batch, any_m, dense, narrows, operands.steps, short)
+    gaps = out is not None and not is_dense(out, dtype_bytes(problem.out_dtype))
+    choice = choose(problem, machine, batch, any_m, dense, narrows, operands.steps, short, gaps)
     if isinstance(choice, Unaligned):
         return choice, operands.exact, Setting(machine, finish=finish)
     if isinstance(choice, Streamed):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -236,6 +237,7 @@ def choose(
     narrows: bool = False,
     rows: tuple[int, int] | None = None,
     short: Short | None = None,
+    gaps: bool = False,
 ) -> Choice | Streamed | Unaligned:
     """Return what was measured to be fastest on this GPU; or else the choice that should take the least time.
 
@@ -245,8 +247,9 @@ def choose(
     ``dense``, without gaps between rows, few rows may be taken by a kernel that streams the other operand; where it
     ``narrows``, results are stored to rows that TMA cannot step over, as not every kernel does. ``rows``: the elements
     that rows of A and B begin apart where the kernel reads them; without gaps if None. ``short``: what a kernel may
-    read as it lies instead, without copies. Raises IllegalTile where the GPU can hold no choice, with what is wrong
-    with the first.
+    read as it lies instead, without copies. Where the output has ``gaps`` between its rows, no reduction is in parts,
+    whose results TMA does not store: they would be copied. Raises IllegalTile where the GPU can hold no choice, with
+    what is wrong with the first.
     """
     measured = tuned(machine.name).get((problem.m, problem.n, problem.k, problem.dtype, problem.layout))
     flexible = batch > 1 or any_rows
@@ -259,10 +262,10 @@ def choose(
     from tensorir_ladder.torch_ops.kept_choices import find_choice, keep_choice  # which needs the kernels
 
     gpu = str(machine.target), machine.name, machine.multiprocessors
-    asked = problem, *gpu, batch, any_rows, dense, narrows, rows, short
+    asked = problem, *gpu, batch, any_rows, dense, narrows, rows, short, gaps
     found = find_choice(*asked)
     if found is None:
-        found = _cheapest(problem, machine, batch, any_rows, dense, narrows, rows, short)
+        found = _cheapest(problem, machine, batch, any_rows, dense, narrows, rows, short, gaps)
         keep_choice(found, *asked)
     return found
 
@@ -276,12 +279,15 @@ def _cheapest(
     narrows: bool,
     rows: tuple[int, int] | None,
     short: Short | None,
+    gaps: bool,
 ) -> Choice | Streamed | Unaligned:
     """Return the choice that should take the least time; see :func:`choose`."""
     flexible = batch > 1 or any_rows
     estimates = _estimates(str(machine.target), machine.name, machine.multiprocessors, flexible)
     streamed = dense and batch == 1 and streams(problem)
     times = estimates.times(problem, batch, streamed, one_tile=not flexible, rows=rows)
+    if gaps:
+        times.tiles[all_tiles().split] = math.inf
     chosen = next(place for place in times.menu.argsort() if _able(estimates.kernels[place], problem, machine, narrows))
     least = int(times.tiles.argmin())
     if short:

@@ -1,7 +1,7 @@
 """What a product takes by step 12's kernels of one tile a block, for every tile of them.
 
 With operands exchanged (:mod:`kernels.swapped`), or upright (:mod:`kernels.warp_specialized`); by blocks on their own,
-or in clusters that share loads.
+or in clusters that share loads, or the reduction.
 Tiles are many, and which is best follows from the product: so that choosing stays short, all are priced at once, as
 arrays. Constants are a GPU's (``costs/``), fitted to times; :mod:`.kernel_cost` prices the other kernels.
 """

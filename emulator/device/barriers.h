@@ -4,12 +4,6 @@
 
 namespace emu {
 
-inline int living(int rank) {
-  int count = 0;
-  for (Thread& t : machine.here->threads) count += t.rank == rank && t.status != DONE;
-  return count;
-}
-
 inline void open_barrier(NamedBarrier& barrier) {
   barrier.done = std::move(barrier.clocks);
   barrier.clocks = {};

@@ -39,12 +39,16 @@ inline void note_access(Thread& t, Block& block, uint address, size_t bytes, boo
   note_granules(t, block.shadow, address, bytes, writes, me, where);
 }
 
+inline int living(int rank) {
+  int count = 0;
+  for (Thread& t : machine.here->threads) count += t.rank == rank && t.status != DONE;
+  return count;
+}
+
 // A block's shared memory ends with its threads: who uses another's must have it wait.
 inline void check_lives(const Thread& t, uint address) {
-  if (rank_of(t, address) == t.rank) return;
-  for (const Thread& other : machine.here->threads)
-    if (other.rank == rank_of(t, address) && other.status != DONE) return;
-  fail("cluster", "shared memory of a block whose threads have all ended is used" + at(t));
+  if (rank_of(t, address) != t.rank && !living(rank_of(t, address)))
+    fail("cluster", "shared memory of a block whose threads have all ended is used" + at(t));
 }
 
 inline void access_shared(Thread& t, uint address, size_t bytes, bool writes) {

@@ -81,19 +81,22 @@ def _take_recorded(folder: Path, out: Path) -> int:
     """Write the files of all GPUs that have one and records in a folder, with the call's times of other shapes."""
     check_writable(out)
     records = load_shapes(folder)
+    if not records:
+        raise UsageError(f"--records {folder}: no records of drawn shapes; run `ladder bench` first")
     for gpu in sorted({record.environment.gpu for record in records}):
         file = cost_file(gpu)
         if file.gpu != gpu:
             print(f"{gpu} has no file: time its menu first")
             continue
         found = recorded_times(records, file)
-        origin = file.origin.removesuffix(RECORDED) + RECORDED if found else file.origin
+        if not found:
+            print(f"{gpu}: no shape whose menu is not timed")
+            continue
+        origin = file.origin.removesuffix(RECORDED) + RECORDED
         file = with_times(file, choosing_machine(gpu, file.multiprocessors), origin, found)
         path = _path(out, gpu)
         write_atomically(path, file_text(file))
-        print(f"{gpu}: a time of {len(found)} shapes more, in {path}")
-    if not records:
-        print(f"no records of drawn shapes in {folder}")
+        print(f"{gpu}: a time each of {len(found)} shapes, in {path}")
     return 0
 
 
@@ -104,6 +107,8 @@ def _path(out: Path, gpu: str) -> Path:
 def run(options: argparse.Namespace, command: str) -> int:
     """Build all that is timed, time it shape by shape, then fit the constants and write the file."""
     if options.records:
+        if options.dry_run or options.drawn:
+            raise UsageError("--records times nothing: leave out --dry-run and --drawn")
         return _take_recorded(options.records, options.out)
     machine, compiler = hopper_machine(), toolchain.require_compiler()
     check_writable(options.out)

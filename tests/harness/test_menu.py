@@ -250,8 +250,12 @@ def test_times_of_the_call_are_taken_from_records_of_drawn_shapes() -> None:
         assert us == [time for config, time in pairs if text in config][-1]
     assert not found.keys() & {Matmul(*each.shape, "float16", each.layout) for each in records if ";" in each.config}
     one = plain[0]
-    known = with_times(FILE, H200, "", {Matmul(*one.shape, "float16", one.layout): {str(ALL[0]): 2.0}})
+    menu = {str(each): 2.0 for each in ALL[:2]}
+    known = with_times(FILE, H200, "", {Matmul(*one.shape, "float16", one.layout): menu})
     assert len(recorded_times(plain, known)) == len(recorded_times(plain, FILE)) - 1
+    parts = next(each for each in plain if re.search("/1x1/8,", each.config))
+    before = replace(parts, environment=replace(parts.environment, recorded_at="2026-11-24T12:00:00.000+00:00"))
+    assert (len(recorded_times([parts], FILE)), recorded_times([before], FILE)) == (1, {})
     for change in ({"dtype": "bfloat16"}, {"contender": "step10_wgmma"}, {"config": "step 12, 8x8x8/9x9/9, 2 stages"}):
         assert not recorded_times([replace(one, **change)], FILE)
 
@@ -273,8 +277,12 @@ def test_files_learn_from_records_without_a_gpu(
     file = msgspec.json.decode(path.read_bytes(), type=CostFile)
     assert (plain.m, plain.n, plain.k) in {(shape.m, shape.n, shape.k) for shape in file.shapes}
     assert file.origin.endswith("`ladder bench`")
+    for more in (("--dry-run",), ("--drawn", "50")):
+        refused = command("menu", "--records", str(records), "--out", str(out), *more)
+        assert (refused.code, more[0] in refused.err) == (2, True)
     (tmp_path / "none").mkdir()
-    assert "no records" in command("menu", "--records", str(tmp_path / "none"), "--out", str(out)).out
+    nothing = command("menu", "--records", str(tmp_path / "none"), "--out", str(out))
+    assert (nothing.code, "no records" in nothing.err) == (2, True)
 
 
 @pytest.mark.gpu

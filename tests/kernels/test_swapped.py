@@ -110,6 +110,8 @@ def test_bad_input_is_refused() -> None:
         swapped(Matmul(16, 64, 128, "float16"), tile, 3)
     with pytest.raises(IllegalWorkload, match=r"more columns than the product .*got 65, limit 64"):
         swapped(Matmul(16, 64, 512, "float16"), SwappedTile.parse("16x64x64/1x1/1"), 3, columns=65)
+    with pytest.raises(IllegalWorkload, match=r"no residual.*16x64x64/1x1/3"):
+        swapped(Matmul(16, 64, 512, "float16"), tile, 3, finish=Epilogue(residual=True))
     for stages, text, limit in ((1, tile, "2 to 8"), (9, tile, "2 to 8"), (17, "16x64x64/1x1/1/2x1", "2 to 16")):
         with pytest.raises(IllegalPipeline, match=limit):
             swapped(Matmul(16, 64, 512, "float16"), SwappedTile.parse(str(text)), stages)

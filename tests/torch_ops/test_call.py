@@ -197,6 +197,7 @@ def _use(
         narrows: bool,
         rows: tuple[int, int],
         short: Short | None,
+        gaps: bool,
     ) -> Choice | Streamed | Unaligned:
         if choosing is _simple and short:
             return Unaligned(fastest_tile(short.problem, 132)[0])

@@ -12,16 +12,21 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import tvm
 
 from support.cases import hopper
 from support.roles import roles
 from tensorir_ladder.harness.menu_fit import chosen_over_best, geometric_mean
+from tensorir_ladder.kernels.codegen.host_code import launch_plan
+from tensorir_ladder.kernels.codegen.lowering import generate
+from tensorir_ladder.kernels.fused_epilogue import PLAIN
 from tensorir_ladder.kernels.persistent import cluster_blocks
 from tensorir_ladder.kernels.roles import MOST_SHARED_STAGES, MOST_STAGES
 from tensorir_ladder.kernels.stream_k import plan_for
 from tensorir_ladder.kernels.tiles import RoleTile, most_stages
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops import estimates
+from tensorir_ladder.torch_ops.call import choose_for
 from tensorir_ladder.torch_ops.choice import EXCHANGED, UPRIGHT, choices, choose
 from tensorir_ladder.torch_ops.errors import DamagedFile
 from tensorir_ladder.torch_ops.estimates import CostFile, Estimates, MeasuredShape, cost_file
@@ -29,7 +34,7 @@ from tensorir_ladder.torch_ops.few_rows import Streamed
 from tensorir_ladder.torch_ops.kernel_cost import Forms, KTile, microseconds
 from tensorir_ladder.torch_ops.nearby import Measured, Nearby, kernel_places, product_places
 from tensorir_ladder.torch_ops.one_tile import CLUSTERS, all_tiles, named
-from tensorir_ladder.torch_ops.operands import Form, arrange
+from tensorir_ladder.torch_ops.operands import Form, arrange, output_rows
 
 H200 = hopper(name="NVIDIA H200")
 FILE = cost_file("NVIDIA H200")
@@ -266,6 +271,20 @@ def test_a_long_reduction_of_few_tiles_goes_in_parts_with_its_operands_as_they_a
     assert taken.tile.parts > 4
     for batch, any_rows in ((2, False), (1, True)):
         assert choose(Matmul(872, 88, 6704, "float16"), H200, batch, any_rows).tile.parts == 1
+
+
+@pytest.mark.parametrize(("shape", "layout"), [((872, 88, 6704), "nn"), ((16, 1024, 4096), "nt")], ids=str)
+def test_outputs_with_gaps_between_rows_are_stored_as_they_lie(shape: tuple[int, int, int], layout: str) -> None:
+    """TMA steps over gaps; results of parts would be copied, which leave by plain addresses."""
+    m, n, k = shape
+    b = Form("b", (k, n), (n, 1) if layout == "nn" else (1, k), "float16")
+    operands = arrange(Form("a", (m, k), (k, 1), "float16"), b, "float16")
+    for row, in_parts in ((n, True), (2 * n, False)):
+        out = output_rows(Form("out", (m, n), (row, 1), "float16"), operands)
+        choice, problem, setting = choose_for(operands, PLAIN, False, H200, out)
+        assert (choice.tile.parts > 1) == in_parts
+        made = generate(tvm.IRModule({"main": choice.build(problem, setting)}), H200.target, "tirx")
+        assert operands.output(launch_plan(made), out) is out
 
 
 def test_few_rows_exchange_the_operands() -> None:
