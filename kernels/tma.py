@@ -69,9 +69,9 @@ def encode_map(name: str, matrix: Buffer, rows: int, columns: int = PANEL) -> Va
 
     Rows of fewer than 64 columns lie 128 bytes apart in shared memory all the same, and swizzled as if whole: what lies
     between is left as it is, and counts for no barrier. A batch of matrices, a buffer of three dimensions, has boxes of
-    one matrix each. Call it before ``T.device_entry()``. Kernels do not fetch maps ahead (prefetch.tensormap): on an H100
-    51 were as fast with it, three of one or two k tiles 1 to 3 % faster. Source: CUDA programming guide, tensor memory
-    access, swizzle modes ("the full swizzle width"); an H200 does it for 8 to 56 columns, loads and stores.
+    one matrix each. Call it before ``T.device_entry()``. Kernels do not fetch maps ahead (prefetch.tensormap): 51 were
+    as fast with it on an H100, three of one or two k tiles 1 to 3 % faster. Source: CUDA programming guide, tensor
+    memory access, swizzle modes ("the full swizzle width"); an H200 does it for 8 to 56 columns, loads and stores.
     """
     tensor_map = T.Var(name, ty=T.handle("tensormap").ty)
     T.Bind(T.tvm_stack_alloca("tensormap", 1), var=tensor_map)
