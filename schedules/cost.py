@@ -23,7 +23,7 @@ from typing import Protocol
 
 from tvm.target import Target
 
-from tensorir_ladder.schedules.isa import LINE_BYTES, SECTOR_BYTES, SHARED_KIB, VECTOR_BYTES, WARP
+from tensorir_ladder.schedules.isa import LINE_BYTES, PARTITIONS, SECTOR_BYTES, SHARED_KIB, VECTOR_BYTES, WARP
 from tensorir_ladder.schedules.tiles import BlockTile, Choice, ThreadTile, TileSet, WarpgroupTile, WarpTile
 from tensorir_ladder.schedules.workloads import Matmul
 
@@ -451,10 +451,15 @@ def _adding_cycles(m: int, n: int, parts: int, machine: Machine, cached: bool) -
 
 
 def resident_blocks(choice: Choice, machine: Machine, itemsize: int) -> int:
-    """Return how many blocks of a choice a multiprocessor holds at once, one at least."""
+    """Return how many blocks of a choice a multiprocessor holds at once, one at least.
+
+    Each of its four parts has a fourth of its registers and of its warps, and none has a part of a warp: of 104
+    registers 16 warps fit, two blocks of six and not three, which CUDA's assembler would make room for by spilling.
+    """
     tile, limits = choice.tile, machine.target.attrs
     by_shared = int(limits["max_shared_memory_per_block"]) // tile.smem_bytes(itemsize, choice.stages)
-    by_registers = int(limits["registers_per_block"]) // (tile.registers * tile.threads_per_block)
+    warps_of_part = int(limits["registers_per_block"]) // (PARTITIONS * WARP * tile.registers)
+    by_registers = PARTITIONS * warps_of_part // -(-tile.threads_per_block // WARP)
     return max(1, min(by_shared, by_registers))
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 WARP = 32  # threads
+PARTITIONS = 4  # of a multiprocessor: each has a fourth of its registers, and of its warps
 WARPGROUP = 128  # threads: four warps that multiply together
 VECTOR_BYTES = 16  # the widest load and store of a thread, and cp.async's widest copy
 CP_ASYNC_BYTES = (4, 8, 16)

@@ -178,6 +178,18 @@ def test_fitted_blocks_leave_each_other_the_registers_that_their_cost_counts(cho
     assert kernel.resources.spill_bytes <= 64
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    ("text", "blocks"), [("96x128x32/32x64/8x8/1", 2), ("192x96x32/64x32/8x8/1", 1), ("96x64x32/32x64/8x8/1", 5)]
+)
+def test_blocks_of_an_odd_number_of_warps_share_a_multiprocessor_without_spilling(text: str, blocks: int) -> None:
+    """A fourth of its registers has room for four warps of 104: 16 in all, of which blocks of six fit twice."""
+    case = make_case(7, (960, 1280, 1024), "fitted", tile=WarpTile.parse(text), stages=2)
+    assert resident_blocks(Choice(case.config.tile, 2), case.config.machine, 4) == blocks
+    assert compiled(lower(case), require_compiler()).cubin.spill_bytes == 0
+
+
 def test_one_block_at_least_is_kept_resident() -> None:
     sch = Schedule(Matmul(16, 16, 16).prim_func())
     with pytest.raises(IllegalSchedule, match=r"got 0, limit at least 1"):
