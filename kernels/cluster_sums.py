@@ -8,6 +8,8 @@ what all others left would have them wait. Source: PTX ISA, mapa, ld.shared::clu
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from tvm.ir import Expr
 from tvm.script import tirx as T
 from tvm.tirx import Buffer
@@ -58,6 +60,13 @@ def check_parts(parts: int, k_tiles: int) -> None:
         )
 
 
+class Share(NamedTuple):
+    """A block's part of the reduction: its first k tile, and how many it has."""
+
+    first: Expr
+    k_tiles: Expr
+
+
 @T.meta_class
 class ClusterSums:
     """The cluster of a tile's ``parts``, of which this block multiplies the ``part``-th; one part is no cluster.
@@ -79,12 +88,12 @@ class ClusterSums:
             T.cuda.warp_sync()
             T.cuda.cluster_sync()
 
-    def share_of(self, k_tiles: int) -> tuple[Expr, Expr]:
-        """Return the first of this block's k tiles, and how many it has."""
+    def share_of(self, k_tiles: int) -> Share:
+        """Return this block's share of the reduction: as many k tiles as the others', give or take one."""
         if self.parts == 1:
-            return 0, k_tiles
+            return Share(0, k_tiles)
         first, behind = ((self.part + more) * k_tiles // self.parts for more in (0, 1))
-        return first, behind - first
+        return Share(first, behind - first)
 
     @T.inline
     def store(self, mine, memory, output, corner, finish, bias, aligned):

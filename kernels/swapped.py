@@ -141,9 +141,9 @@ def swapped(
             if here.warp == 0 and tma.elected():
                 fill = RingState(stages, 1)  # 1: the ring's first turn waits for nobody
                 loads = T.meta_var(log.role("producer", here.number))
-                for k_tile in T.serial(share[1]):
+                for k_tile in T.serial(share.k_tiles):
                     loads.wait("empty", shared.empty, fill, k_tile, "producer")
-                    corner = T.meta_var((column, row, (share[0] + k_tile) * tile.block_k))
+                    corner = T.meta_var((column, row, (share.first + k_tile) * tile.block_k))
                     sharing = T.meta_var((here.of_its_columns, here.of_its_rows))
                     load_together(product, maps, corner, shared, fill.stage, k_tile, *sharing)  # returns at once
                     loads.mark("load issued", k_tile)
@@ -155,14 +155,14 @@ def swapped(
                 take_registers(tile)
             mine = Consumer(here, shared, product, turned)
             marks = T.meta_var(log.role("consumer 0", here.number, mine.number, here.thread % WARPGROUP == 0))
-            for k_tile in T.serial(share[1]):
+            for k_tile in T.serial(share.k_tiles):
                 marks.wait("full", shared.full, mine.read, k_tile, "consumer")
                 mine.multiply(marks, k_tile, k_tile != 0)  # issued; it runs on
                 mine.retire_former(marks, k_tile, k_tile > 0)  # the stage of the k tile before is empty
             if at_end:
                 let_next_begin()
             retire(mine.sums, 0)
-            marks.mark("mma retired", share[1] - 1)
+            marks.mark("mma retired", share.k_tiles - 1)
             marks.mark("epilogue begins")
             if parts > 1:
                 cluster.store(mine, shared.results, matrices.c, (row, column), finish, bias, not columns)

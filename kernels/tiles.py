@@ -44,7 +44,6 @@ MOST_CONSUMERS = 3
 INSTRUCTION_REGISTERS = 26  # beside an instruction's sums, for which ptxas takes no more than threads are launched with
 MOST_PARTS = 8  # blocks of a cluster that every GPU with clusters can hold
 SUM_BYTES = 4
-ALONE, WHOLE = "/1x1", "/1"  # a tile's last field where its blocks share no loads, and where not the reduction
 SUM_PAD = 4  # floats behind a row of an exchanged tile's sums
 MOST_RESIDENT = 4  # blocks of a swapped product's kernel that a multiprocessor is asked to hold at once
 
@@ -147,6 +146,15 @@ class RoleTile(HopperTile):
     With more fields, the text is another tile's: ``16x128x64/1x2/4`` a :class:`SwappedTile`'s, ``64x72x64/1x1/4x2`` and
     ``64x88x64/1x1/1x1/7`` a :class:`ClusterTile`'s.
     """
+
+    LEFT_OUT: ClassVar[str] = ""  # the last field where it says nothing, which texts may leave out
+
+    @classmethod
+    def _match(cls, text: str) -> re.Match[str] | None:
+        return super()._match(text) or super()._match(text.strip() + cls.LEFT_OUT)
+
+    def __str__(self) -> str:
+        return super().__str__().removesuffix(self.LEFT_OUT)
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -297,13 +305,7 @@ class ClusterTile(RoleTile):
 
     FORM: ClassVar[str] = "MxNxK/WGMxWGN/DOWNxACROSS/P"
     EXAMPLE: ClassVar[str] = "64x88x64/1x1/1x1/7"
-
-    @classmethod
-    def _match(cls, text: str) -> re.Match[str] | None:
-        return super()._match(text) or super()._match(text.strip() + WHOLE)
-
-    def __str__(self) -> str:
-        return super().__str__().removesuffix(WHOLE)
+    LEFT_OUT: ClassVar[str] = "/1"
 
     def misfits(self) -> list[str]:
         """Return also a cluster that is too large."""
@@ -348,13 +350,7 @@ class SwappedTile(RoleTile):
 
     FORM: ClassVar[str] = "MxNxK/WGMxWGN/P/DOWNxACROSS"
     EXAMPLE: ClassVar[str] = "72x64x64/1x1/1/2x4"
-
-    @classmethod
-    def _match(cls, text: str) -> re.Match[str] | None:
-        return super()._match(text) or super()._match(text.strip() + ALONE)
-
-    def __str__(self) -> str:
-        return super().__str__().removesuffix(ALONE)
+    LEFT_OUT: ClassVar[str] = "/1x1"
 
     @property
     def swapped(self) -> bool:

@@ -171,9 +171,9 @@ def warp_specialized(
             if here.warp == 0 and tma.elected():
                 fill = RingState(stages, 1)  # 1: the ring's first turn waits for nobody
                 loads = T.meta_var(log.role("producer", here.number))
-                for k_tile in T.serial(share[1]):
+                for k_tile in T.serial(share.k_tiles):
                     loads.wait("empty", shared.empty, fill, k_tile, "producer")
-                    corner = T.meta_var((row, column, (share[0] + k_tile) * tile.block_k))
+                    corner = T.meta_var((row, column, (share.first + k_tile) * tile.block_k))
                     sharing = T.meta_var((here.of_its_rows, here.of_its_columns))
                     load_together(product, maps, corner, shared, fill.stage, k_tile, *sharing)
                     loads.mark("load issued", k_tile)
@@ -186,7 +186,7 @@ def warp_specialized(
             take_registers(tile)
             mine = Consumer(here, shared, product, tile)
             marks = T.meta_var(log.role("consumer 0", here.number, mine.number, here.thread % WARPGROUP == 0))
-            for k_tile in T.serial(share[1]):
+            for k_tile in T.serial(share.k_tiles):
                 marks.wait("full", shared.full, mine.read, k_tile, "consumer")
                 mine.multiply(marks, k_tile, k_tile != 0)  # issued; it runs on
                 mine.retire_former(marks, k_tile, k_tile > 0)  # the stage of the k tile before is empty
@@ -195,7 +195,7 @@ def warp_specialized(
             retire(mine.sums, 0)
             if finish.residual:
                 release(shared.empty, mine.last, here)  # a turn of the residual may want the stage
-            marks.mark("mma retired", share[1] - 1)
+            marks.mark("mma retired", share.k_tiles - 1)
             marks.mark("epilogue begins")
             if parts > 1:
                 cluster.store(mine, shared.results, matrices.c, (row, column), finish, bias, not columns)

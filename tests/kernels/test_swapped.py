@@ -157,7 +157,7 @@ def reckoned(text: str, **values: int) -> int:
         ("(uint)", ""),
     ):
         text = text.replace(name, value)
-    return int(eval(text.replace("/", "//"), {}, values))
+    return int(eval(text.replace("/", "//"), {"__builtins__": {}}, values))  # what this test had generated
 
 
 def place_of(member: int, cluster: tuple[int, int]) -> tuple[int, int]:

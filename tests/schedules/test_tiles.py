@@ -48,7 +48,7 @@ def test_fields_are_named_and_stand_in_the_text_in_their_order() -> None:
         assert str(tile) == text
         assert type(tile).parse(text) == tile
         assert (tile.block_m, tile.block_n, tile.block_k) == tile.block
-        assert eval(repr(tile)) == tile
+        assert eval(repr(tile)) == tile  # a tile of this test
         assert hash(tile) == hash(type(tile).parse(text))
     assert {type(tile) for tile in STEPS[10].tiles.tuning} == {WarpgroupTile}
     assert WarpgroupTile.FORM == HopperTile.FORM == RoleTile.FORM, "the same text for steps 10 to 13"
