@@ -11,7 +11,7 @@ import tvm
 
 from support.cases import hopper
 from support.estimated import only_kernels_of
-from tensorir_ladder.emulator import EmulatedProgram
+from tensorir_ladder.emulator import EmulatedProgram, find_host_compiler
 from tensorir_ladder.kernels.codegen.host_code import launch_plan
 from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue
@@ -21,6 +21,7 @@ from tensorir_ladder.torch_ops.choice import Setting, choose
 from tensorir_ladder.torch_ops.few_rows import Streamed, streams
 
 SLOW = pytest.mark.emulator
+FAST = pytest.mark.skipif(find_host_compiler() is None, reason="no C++ compiler, which the emulator needs")
 H200 = hopper(name="NVIDIA H200")
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 FINISHES = (
@@ -46,7 +47,7 @@ def activated(x: np.ndarray, activation: str) -> np.ndarray:
 
 
 CASES = [
-    pytest.param(problem, finish, id=f"{problem.shape} {problem.layout} {finish}", marks=() if fast else SLOW)
+    pytest.param(problem, finish, id=f"{problem.shape} {problem.layout} {finish}", marks=FAST if fast else SLOW)
     for number, problem in enumerate(PROBLEMS)
     for place, finish in enumerate(FINISHES)
     for fast in (number == place,)
