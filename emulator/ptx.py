@@ -17,7 +17,7 @@ from tensorir_ladder.emulator.errors import UnknownInstruction
 
 SHARED = r"\.shared(?:::cta)?"
 TMA = r"cp\.async\.bulk\.tensor\.(\d)d"
-HINT = r"(?:\.L2::\w+)*"
+HINT = r"(?:\.L2::\w+)*"  # whose policy, behind the other operands, changes no result
 # Opcodes, as patterns of the whole, and what is called; \1 is the pattern's first group.
 INSTRUCTIONS = {
     rf"cp\.async\.c[ag]{SHARED}\.global{HINT}": "emu::cp_async",
@@ -69,7 +69,7 @@ INSTRUCTIONS = {
     r"mov\.[bsu](?:32|64)": "emu::mov",
     r"setp\.(\w\w)\.[bsu](?:32|64)": r"emu::setp_\1",
     r"fence\.proxy\.async(?:\.shared::c\w+|\.global)?": "emu::fence_proxy",
-    r"fence\.mbarrier_init\.release\.cluster": "emu::fence_proxy",
+    r"fence\.mbarrier_init\.release\.cluster": "emu::fence_mbarrier_init",
     rf"mbarrier\.init{SHARED}\.b64": "emu::mbarrier_init",
     rf"mbarrier\.inval{SHARED}\.b64": "emu::mbarrier_invalidate",
     r"mbarrier\.arrive(?:\.release\.c\w+)?\.shared(?:::c\w+)?\.b64": "emu::mbarrier_arrive",
@@ -78,8 +78,8 @@ INSTRUCTIONS = {
     rf"mbarrier\.try_wait\.parity(?:\.acquire\.c\w+)?{SHARED}\.b64": "emu::mbarrier_try_wait",
     rf"mbarrier\.test_wait\.parity(?:\.acquire\.c\w+)?{SHARED}\.b64": "emu::mbarrier_test_wait",
     r"mapa(?:\.shared::cluster)?\.u32": "emu::mapa",
-    rf"{TMA}\.shared::c\w+\.global(?:\.tile)?\.mbarrier::complete_tx::bytes": r"emu::tma_load<\1>",
-    rf"{TMA}\.shared::cluster\.global(?:\.tile)?\.mbarrier::complete_tx::bytes\.multicast::cluster": (
+    rf"{TMA}\.shared::c\w+\.global(?:\.tile)?\.mbarrier::complete_tx::bytes{HINT}": r"emu::tma_load<\1>",
+    rf"{TMA}\.shared::cluster\.global(?:\.tile)?\.mbarrier::complete_tx::bytes\.multicast::cluster{HINT}": (
         r"emu::tma_load_multicast<\1>"
     ),
     rf"{TMA}\.global\.shared::cta(?:\.tile)?\.bulk_group": r"emu::tma_store<\1>",
@@ -100,7 +100,8 @@ INSTRUCTIONS = {
     r"barrier\.sync(?:\.aligned)?": "emu::bar_sync",
     r"(?:bar|barrier)(?:\.cta)?\.arrive(?:\.aligned)?": "emu::bar_arrive",
     r"bar\.warp\.sync": "emu::sync_warp",
-    r"barrier\.cluster\.arrive(?:\.release)?(?:\.aligned)?": "emu::cluster_arrive",
+    r"barrier\.cluster\.arrive(?:\.release)?(?:\.aligned)?": "emu::cluster_arrive<true>",
+    r"barrier\.cluster\.arrive\.relaxed(?:\.aligned)?": "emu::cluster_arrive<false>",
     r"barrier\.cluster\.wait(?:\.acquire)?(?:\.aligned)?": "emu::cluster_wait",
 }
 SPECIAL_REGISTERS = {

@@ -72,11 +72,11 @@ class Boxes:
         store_rows(source, self.output, corner, lane, warp * rows, 1, rows, width=self.product.box_columns, skip=skip)
 
     @T.inline
-    def finish(self, warp):
-        """Emit the wait until all is stored."""
+    def finish(self, here):
+        """Emit the wait until all is stored; where launches overlap until it is read, and the block's memory free."""
         if self.by_tma:
-            if warp == 0 and tma.elected():
-                T.ptx.cp.async_.bulk.wait_group(0)
+            if here.warp == 0 and tma.elected():
+                tma.await_stores(here.overlapped)
 
 
 @T.meta_class

@@ -15,7 +15,8 @@ from tvm.script import tirx as T
 from tvm.tirx import Buffer
 
 from tensorir_ladder.kernels import epilogue
-from tensorir_ladder.kernels.roles import Consumer, await_all_read
+from tensorir_ladder.kernels.held import held
+from tensorir_ladder.kernels.roles import Consumer, arrive_relaxed, await_all_read, await_cluster
 from tensorir_ladder.kernels.tiles import SUM_BYTES, RoleTile
 from tensorir_ladder.schedules.errors import IllegalTile
 from tensorir_ladder.schedules.isa import VECTOR_BYTES, WARPGROUP, WGMMA_ROWS, wgmma_element
@@ -71,11 +72,11 @@ class Share(NamedTuple):
 class ClusterSums:
     """The cluster of a tile's ``parts``, of which this block multiplies the ``part``-th; one part is no cluster.
 
-    ``exchanged``: the instruction's rows are the output's columns.
+    ``exchanged``: the instruction's rows are the output's columns. ``overlapped`` as of :class:`.roles.RoleBlock`.
     """
 
-    def __init__(self, tile: RoleTile, exchanged: bool = False) -> None:
-        self.tile, self.parts, self.exchanged = tile, tile.parts, exchanged
+    def __init__(self, tile: RoleTile, exchanged: bool = False, overlapped: bool = False) -> None:
+        self.tile, self.parts, self.exchanged, self.overlapped = tile, tile.parts, exchanged, overlapped
         self.threads = tile.consumers * WARPGROUP
         self.part = T.cta_id_in_cluster([self.parts]) if self.parts > 1 else 0
         share = -(-tile.block_m * tile.block_n // (VECTOR * self.parts * self.threads))
@@ -88,23 +89,39 @@ class ClusterSums:
             T.cuda.warp_sync()
             T.cuda.cluster_sync()
 
+    @T.inline
+    def separate(self):
+        """Emit the wait of all the cluster's threads until none of them reads what another block has left any more.
+
+        Else a block could end before. Results on their way to memory need not have arrived there: a fence would wait
+        for them (:func:`kernels.roles.arrive_relaxed`).
+        """
+        if self.parts > 1:
+            T.cuda.warp_sync()
+            if self.overlapped:
+                arrive_relaxed()
+                await_cluster()
+            else:
+                T.cuda.cluster_sync()
+
     def share_of(self, k_tiles: int) -> Share:
         """Return this block's share of the reduction: as many k tiles as the others', give or take one."""
         if self.parts == 1:
             return Share(0, k_tiles)
         first, behind = ((self.part + more) * k_tiles // self.parts for more in (0, 1))
-        return Share(first, behind - first)
+        return Share(held("first", first, self.overlapped), held("count", behind - first, self.overlapped))
 
     @T.inline
     def store(self, mine, memory, output, corner, finish, bias, aligned):
         """Emit the consumers' way of the tile's sums to the output's ``corner``, through ``memory``, the ring's.
 
-        ``aligned``: the output begins at a multiple of 16 bytes. The producer's warps :meth:`meet` twice meanwhile.
+        ``aligned``: the output begins at a multiple of 16 bytes. The producer's warps :meth:`meet` and
+        :meth:`separate` meanwhile.
         """
         self.leave(mine, memory)
         self.meet()
         self.add_and_store(mine, memory, output, corner, finish, bias, aligned)
-        self.meet()  # else others may still read what a block that has ended left
+        self.separate()
 
     @T.inline
     def leave(self, mine, memory):

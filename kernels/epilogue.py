@@ -151,7 +151,7 @@ def store_boxes(tensor_map: Var, product: TileProduct, source: Buffer, first: Ex
     for box in range(product.boxes):
         store_box(tensor_map, product, box, source.ptr_to([first + box * product.ROWS * ROW_BYTES]), row, column)
     T.evaluate(T.ptx.cp.async_.bulk.commit_group())
-    T.evaluate(T.ptx.cp.async_.bulk.wait_group(0))
+    tma.await_stores()
 
 
 def store_box(tensor_map: Var, product: TileProduct, box: int, address: Expr, row: Expr, column: Expr) -> None:

@@ -6,7 +6,7 @@ ISA, "Asynchronous warpgroup level matrix instructions" (matrix descriptor, stri
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from tvm import tirx
@@ -15,6 +15,7 @@ from tvm.script import tirx as T
 from tvm.tirx import Buffer, Var
 
 from tensorir_ladder.kernels import tma
+from tensorir_ladder.kernels.held import moved
 from tensorir_ladder.kernels.ring import Barriers
 from tensorir_ladder.kernels.tiles import TmaTile
 from tensorir_ladder.schedules import isa
@@ -28,7 +29,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Panels(isa.Panels):
-    """One operand's k tile in shared memory (:class:`schedules.isa.Panels`), loaded by TMA: each panel is a box."""
+    """One operand's k tile in shared memory (:class:`schedules.isa.Panels`), loaded by TMA: each panel is a box.
+
+    An operand that ``streams`` is loaded once by the whole kernel: its lines are the first to leave the L2 cache.
+    """
+
+    streams: bool = False
 
     def coordinates(self, panel: int, first: Expr, step: Expr) -> tuple[Expr, Expr]:
         """Column and row, in the matrix as stored, of a panel of the tile that begins at ``first`` and ``step``."""
@@ -82,7 +88,8 @@ class Panels(isa.Panels):
             first_row = share * rows if by_rows else 0
             column, row = self.coordinates(panel, first, step)
             place = into.ptr_to([offset + panel * self.panel_bytes + first_row * ROW_BYTES])
-            tma.load(self._map_of(tensor_map, panel), column, row + first_row, place, barrier, to or blocks)
+            to_all = to or blocks
+            tma.load(self._map_of(tensor_map, panel), column, row + first_row, place, barrier, to_all, self.streams)
 
     def _map_of(self, tensor_map: Var | tma.OneOf | tma.Edged, panel: int | Expr) -> Var | tma.OneOf:
         if isinstance(tensor_map, tma.Edged):
@@ -102,7 +109,8 @@ class Panels(isa.Panels):
 class TileProduct:
     """One k tile of a block: both operands' panels in a stage, A's, then B's, and the instruction's shape.
 
-    ``columns`` are those of one instruction, ROWS its rows, of which it has ``row_tiles`` below each other.
+    ``columns`` are those of one instruction, ROWS its rows, of which it has ``row_tiles`` below each other. It
+    ``holds`` descriptors in registers (:mod:`.held`) where launches overlap.
     """
 
     a: Panels
@@ -110,6 +118,7 @@ class TileProduct:
     columns: int
     dtype: str
     row_tiles: int = 1
+    holds: bool = False
 
     PANELS: ClassVar[type[Panels]] = Panels
     ROWS: ClassVar[int]
@@ -130,6 +139,14 @@ class TileProduct:
             )
         a, b = cls.PANELS(tile.block_m, tile.block_k, "k"), cls.PANELS(tile.block_n, tile.block_k, major)
         return cls(a, b, tile.group_n, problem.dtype)
+
+    def held(self, a_streams: bool = False, b_streams: bool = False) -> Self:
+        """Return the same with descriptors in registers, and operands of which one or both stream.
+
+        For launches that overlap; kernels of the steps keep the form that was measured.
+        """
+        a, b = replace(self.a, streams=a_streams), replace(self.b, streams=b_streams)
+        return replace(self, a=a, b=b, holds=True)
 
     @property
     def stage_bytes(self) -> int:
@@ -188,4 +205,5 @@ class TileProduct:
 
     def moved(self, descriptor: Expr, stage: Expr, offset: int) -> Expr:
         """A descriptor of stage 0, moved to an offset in another stage: addresses are in units of 16 bytes."""
-        return descriptor + T.Cast("uint64", (stage * self.stage_bytes + offset) // 16)
+        units = (stage * self.stage_bytes + offset) // 16
+        return moved(descriptor, units) if self.holds else descriptor + T.Cast("uint64", units)

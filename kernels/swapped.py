@@ -10,6 +10,7 @@ from tvm.tirx import Buffer, Var
 from tensorir_ladder.kernels import epilogue, tma
 from tensorir_ladder.kernels.cluster_sums import ClusterSums, check_parts
 from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue, without
+from tensorir_ladder.kernels.held import held
 from tensorir_ladder.kernels.raster import grouped
 from tensorir_ladder.kernels.ring import RingState, check_stages
 from tensorir_ladder.kernels.roles import (
@@ -23,8 +24,10 @@ from tensorir_ladder.kernels.roles import (
     SharedRing,
     await_all_read,
     begin_after_last,
+    drain,
     end_together,
     give_up_registers,
+    leave,
     let_next_begin,
     load_together,
     loaded_rows,
@@ -103,6 +106,8 @@ def swapped(
     tile_rows, tile_columns, k_tiles = tile.counts(problem)
     cluster_rows, cluster_columns = -(-tile_rows // down), -(-tile_columns // across)
     check_parts(parts, k_tiles)
+    if overlapped:
+        product = product.held(a_streams=cluster_rows == 1, b_streams=cluster_columns == 1)  # its A is B
     load_rows = loaded_rows(product, down, across)
     width, in_boxes = epilogue.stored_columns(problem, columns), problem.out_dtype in PTX_TYPES
     by_tma = in_boxes and tma.rows_fit(width, problem.out_dtype) and parts == 1
@@ -122,8 +127,10 @@ def swapped(
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": resident})
         shared_by = T.meta_var(down * across)
-        here = RoleBlock(cluster_rows * cluster_columns * shared_by * parts, tile.consumers, shared_by, across)
-        cluster = ClusterSums(tile, exchanged=True)
+        here = RoleBlock(
+            cluster_rows * cluster_columns * shared_by * parts, tile.consumers, shared_by, across, overlapped
+        )
+        cluster = ClusterSums(tile, exchanged=True, overlapped=overlapped)
         pool = T.SMEMPool()
         shared = SharedRing(pool, stages, product.stage_bytes, tile.consumers, bounded, tile.result_bytes, in_ring)
         log.clocks("begin", here.number, here.thread == 0)
@@ -134,6 +141,7 @@ def swapped(
         place = T.meta_var(grouped(number, cluster_rows, cluster_columns, max(1, group // down)))
         row: T.let = (place[0] * down + here.below) * tile.block_m
         column: T.let = (place[1] * across + here.beside) * tile.block_n
+        tile_corner = T.meta_var((held("held_row", row, overlapped), held("held_column", column, overlapped)))
         share = T.meta_var(cluster.share_of(k_tiles))
         if here.warpgroup == 0:  # the producer
             if tile.roles_exchange:
@@ -143,13 +151,15 @@ def swapped(
                 loads = T.meta_var(log.role("producer", here.number))
                 for k_tile in T.serial(share.k_tiles):
                     loads.wait("empty", shared.empty, fill, k_tile, "producer")
-                    corner = T.meta_var((column, row, (share.first + k_tile) * tile.block_k))
+                    corner = T.meta_var((*tile_corner[::-1], (share.first + k_tile) * tile.block_k))
                     sharing = T.meta_var((here.of_its_columns, here.of_its_rows))
                     load_together(product, maps, corner, shared, fill.stage, k_tile, *sharing)  # returns at once
                     loads.mark("load issued", k_tile)
                     fill.advance()
+                drain(shared.empty, fill, stages - 1, here)  # of the last k tile nothing is said
+            leave(here)
             cluster.meet()
-            cluster.meet()
+            cluster.separate()
         else:  # a consumer
             if tile.roles_exchange:
                 take_registers(tile)
@@ -162,13 +172,14 @@ def swapped(
             if at_end:
                 let_next_begin()
             retire(mine.sums, 0)
+            leave(here)
             marks.mark("mma retired", share.k_tiles - 1)
             marks.mark("epilogue begins")
             if parts > 1:
-                cluster.store(mine, shared.results, matrices.c, (row, column), finish, bias, not columns)
+                cluster.store(mine, shared.results, matrices.c, tile_corner, finish, bias, not columns)
             else:
                 # A warpgroup's rows are columns of the output.
-                corner = T.meta_var((row + mine.column, column + mine.row))
+                corner = T.meta_var((tile_corner[0] + mine.column, tile_corner[1] + mine.row))
                 results = T.meta_var(mine.number * (tile.result_bytes // tile.consumers))
                 finish.apply_down(bias, mine.sums, product, corner[1], here.warp, here.lane)
                 if in_boxes:
@@ -180,13 +191,13 @@ def swapped(
                     T.cuda.warpgroup_sync(1 + mine.number)
                     if by_tma:
                         if here.warp == 0 and tma.elected():
-                            _store(maps.c_map, product, shared.results, results, *corner)
+                            _store(maps.c_map, product, shared.results, results, *corner, overlapped)
                     else:
                         _store_rows(product, shared.results, results, matrices.c, corner, here.warp, here.lane)
                 else:
                     _store_elements(mine.sums, product, matrices.c, *corner, here.warp, here.lane)
             marks.mark("results stored", together=True)
-        end_together(here.cluster)  # the cluster's other blocks may still write here
+        end_together(here)  # the cluster's other blocks may still write here
         log.clocks("end", here.number, here.thread == 0, together=True)
 
     made = main if finish.bias else without(main, "bias_ptr")
@@ -255,12 +266,14 @@ def _collect(
             T.evaluate(T.ptx[f"stmatrix.sync.aligned.m8n8.x{squares}.trans.shared.b16"](place, *registers))
 
 
-def _store(tensor_map: Var, product: WarpgroupProduct, source: Buffer, first: Expr, row: Expr, column: Expr) -> None:
+def _store(
+    tensor_map: Var, product: WarpgroupProduct, source: Buffer, first: Expr, row: Expr, column: Expr, overlapped: bool
+) -> None:
     """Emit one thread's TMA stores of a warpgroup's boxes to the output's (row, column), and the wait for them."""
     for box in range(product.row_tiles):
         tma.store(tensor_map, column + box * PANEL, row, source.ptr_to([first + box * _box_bytes(product)]))
     T.evaluate(T.ptx.cp.async_.bulk.commit_group())
-    T.evaluate(T.ptx.cp.async_.bulk.wait_group(0))
+    tma.await_stores(read=overlapped)
 
 
 def _store_rows(

@@ -32,6 +32,9 @@ from tensorir_ladder.schedules.workloads import Matmul
 ALIGNING_STEP = "take step 10, which copies such rows to aligned ones first"
 LOAD = "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes"
 MULTICAST = "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+HINTED = ".L2::cache_hint"
+# An L2 policy that createpolicy.fractional would make for all of a load: its lines are the first that others replace.
+EVICT_FIRST = 0x12F0000000000000
 STORE = "cp.async.bulk.tensor.{}d.global.shared::cta.tile.bulk_group"
 
 
@@ -197,26 +200,41 @@ def _place(tensor_map: Var | OneOf, column: Expr, row: Expr) -> tuple[Expr, tupl
 
 
 def load(
-    tensor_map: Var | OneOf, column: Expr, row: Expr, into: Expr, barrier: Expr, blocks: int | Multicast = 1
+    tensor_map: Var | OneOf,
+    column: Expr,
+    row: Expr,
+    into: Expr,
+    barrier: Expr,
+    blocks: int | Multicast = 1,
+    streams: bool = False,
 ) -> None:
     """Emit the copy of the box at (row, column) to shared memory at ``into``, a multiple of 1024 bytes.
 
     One thread's instruction, which returns at once; the box's bytes, zeros included, count down the mbarrier's
     expected bytes as they arrive. With more ``blocks`` it arrives in all of the cluster, or in those of a
-    :class:`Multicast`, at the same place of each.
+    :class:`Multicast`, at the same place of each. What ``streams`` is read once, and leaves the L2 cache first.
     """
     address, place = _place(tensor_map, column, row)
     given = blocks if isinstance(blocks, Multicast) else Multicast(blocks)
-    if given.blocks > 1:
-        T.evaluate(T.ptx[MULTICAST.format(len(place))](into, address, *place, barrier, given.mask))
-    else:
-        T.evaluate(T.ptx[LOAD.format(len(place))](into, address, *place, barrier))
+    kind, more = (MULTICAST, [given.mask]) if given.blocks > 1 else (LOAD, [])
+    if streams:
+        kind, more = kind + HINTED, [*more, T.uint64(EVICT_FIRST)]
+    T.evaluate(T.ptx[kind.format(len(place))](into, address, *place, barrier, *more))
 
 
 def store(tensor_map: Var | OneOf, column: Expr, row: Expr, source: Expr) -> None:
     """Emit the copy of a box in shared memory to the matrix at (row, column), as part of this thread's bulk group."""
     address, place = _place(tensor_map, column, row)
     T.evaluate(T.ptx[STORE.format(len(place))](address, *place, source))
+
+
+def await_stores(read: bool = False) -> None:
+    """Emit the wait for all of this thread's bulk groups: until they are stored, or only ``read`` from shared memory.
+
+    The latter is enough for a block to end: a kernel has ended once its stores have.
+    """
+    wait = T.ptx.cp.async_.bulk.wait_group
+    T.evaluate(wait.read(0) if read else wait(0))
 
 
 def swizzled(row: Expr, column: Expr) -> Expr:

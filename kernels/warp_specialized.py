@@ -12,6 +12,7 @@ from tensorir_ladder.kernels.boxes import Boxes
 from tensorir_ladder.kernels.cluster_sums import ClusterSums, check_parts
 from tensorir_ladder.kernels.codegen.launch_plan import ROWS_PARAMETER
 from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue, without
+from tensorir_ladder.kernels.held import held
 from tensorir_ladder.kernels.raster import grouped
 from tensorir_ladder.kernels.residual import Residual, add_residual, load_residual
 from tensorir_ladder.kernels.ring import RingState, check_stages
@@ -24,8 +25,10 @@ from tensorir_ladder.kernels.roles import (
     RoleBlock,
     SharedRing,
     begin_after_last,
+    drain,
     end_together,
     give_up_registers,
+    leave,
     let_next_begin,
     load_together,
     loaded_rows,
@@ -132,6 +135,8 @@ def warp_specialized(
     check_parts(parts, k_tiles)
     tile_rows, tile_columns = -(-tile_rows // down), -(-tile_columns // across)  # of clusters, where there are some
     tiles = tile_rows * tile_columns
+    if overlapped:
+        product = product.held(a_streams=tile_columns == 1, b_streams=tile_rows == 1 and not any_rows)
     load_rows = loaded_rows(product, across, down)
     widths = {"columns": width, "b_columns": product.b_columns, "c_columns": product.box_columns}
     stages = max(FEWEST_STAGES, min(stages, k_tiles))
@@ -150,8 +155,8 @@ def warp_specialized(
         log.bind()
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
-        here = RoleBlock(tiles * batch * blocks * parts, tile.consumers, blocks, across)
-        cluster = ClusterSums(tile)
+        here = RoleBlock(tiles * batch * blocks * parts, tile.consumers, blocks, across, overlapped)
+        cluster = ClusterSums(tile, overlapped=overlapped)
         pool = T.SMEMPool()
         results = T.meta_var((tile.sum_bytes, True) if parts > 1 else ())
         shared = SharedRing(pool, stages, product.stage_bytes, tile.consumers, bounded, *results)
@@ -165,6 +170,7 @@ def warp_specialized(
         place = T.meta_var(grouped(within, high, tile_columns, max(1, group // down)))
         row: T.let = (place[0] * down + here.below) * tile.block_m
         column: T.let = (place[1] * across + here.beside) * tile.block_n
+        tile_corner = T.meta_var((held("held_row", row, overlapped), held("held_column", column, overlapped)))
         share = T.meta_var(cluster.share_of(k_tiles))
         if here.warpgroup == 0:  # the producer
             give_up_registers()
@@ -173,15 +179,17 @@ def warp_specialized(
                 loads = T.meta_var(log.role("producer", here.number))
                 for k_tile in T.serial(share.k_tiles):
                     loads.wait("empty", shared.empty, fill, k_tile, "producer")
-                    corner = T.meta_var((row, column, (share.first + k_tile) * tile.block_k))
+                    corner = T.meta_var((*tile_corner, (share.first + k_tile) * tile.block_k))
                     sharing = T.meta_var((here.of_its_rows, here.of_its_columns))
                     load_together(product, maps, corner, shared, fill.stage, k_tile, *sharing)
                     loads.mark("load issued", k_tile)
                     fill.advance()
                 if finish.residual:
-                    load_residual(residual, added, (row, column), shared, fill, loads, k_tiles)
+                    load_residual(residual, added, tile_corner, shared, fill, loads, k_tiles)
+                drain(shared.empty, fill, stages - 1, here)  # of the last k tile nothing is said
+            leave(here)
             cluster.meet()
-            cluster.meet()
+            cluster.separate()
         else:  # a consumer
             take_registers(tile)
             mine = Consumer(here, shared, product, tile)
@@ -195,12 +203,14 @@ def warp_specialized(
             retire(mine.sums, 0)
             if finish.residual:
                 release(shared.empty, mine.last, here)  # a turn of the residual may want the stage
+            leave(here)
             marks.mark("mma retired", share.k_tiles - 1)
             marks.mark("epilogue begins")
             if parts > 1:
-                cluster.store(mine, shared.results, matrices.c, (row, column), finish, bias, not columns)
+                cluster.store(mine, shared.results, matrices.c, tile_corner, finish, bias, not columns)
             else:
-                finish.apply(bias, mine.sums, product, column + mine.column, here.lane)
+                corner = T.meta_var((tile_corner[0] + mine.row, tile_corner[1] + mine.column))
+                finish.apply(bias, mine.sums, product, corner[1], here.lane)
                 if in_boxes:
                     packed = T.alloc_local((product.registers // 2,), "uint32")
                     boxes = Boxes(maps.c_map, product, shared.results, RESULT_BOXES, output=matrices.c)
@@ -210,17 +220,14 @@ def warp_specialized(
                     marks.mark("sums free")
                     for box in T.unroll(product.boxes):
                         marks.mark("box begins", box)
-                        boxes.store(
-                            packed, box, row + mine.row, column + mine.column, mine.number, here.warp, here.lane
-                        )
+                        boxes.store(packed, box, *corner, mine.number, here.warp, here.lane)
                         marks.mark("box stored", box)
-                    boxes.finish(here.warp)
+                    boxes.finish(here)
                 else:
-                    corner = T.meta_var((row + mine.row, column + mine.column))
                     lane = T.meta_var((here.warp, here.lane))
                     epilogue.store_fragments(mine.sums, product, matrices.c, *corner, *lane, aligned=not columns)
             marks.mark("results stored", together=True)
-        end_together(blocks)  # a cluster's other block may still write here
+        end_together(here)  # a cluster's other block may still write here
         log.clocks("end", here.number, here.thread == 0, together=True)
 
     used = {"bias_ptr": finish.bias, "residual_ptr": finish.residual, ROWS_PARAMETER: any_rows}

@@ -30,7 +30,7 @@ SIDES, DEPTHS = (
 DEEP_ROWS = 72  # of a tile whose k tiles may be deeper than a panel
 MOST_SHARED_DEPTH = 128  # of k tiles that blocks of a cluster share
 SHORTEST_PART = 256  # of the reduction
-CLUSTERS = ((1, 1), (1, 2), (2, 1), (1, 4), (4, 1), (2, 4))  # blocks that share loads: down, across; upright, reversed
+CLUSTERS = ((1, 1), (1, 2), (2, 1), (1, 4), (4, 1), (2, 4), (4, 2))  # blocks that share loads: down, across
 MOST_RESULTS = 40e6  # of a product that is worth a look: others have more tiles than a few waves
 # Clusters lie within groups of multiprocessors. Of 132, this is what clusters of 3 to 8 blocks found room in at once.
 GROUP, GROUP_OF, SHORT_GROUP = 16, 18, 8

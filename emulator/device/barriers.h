@@ -68,22 +68,24 @@ inline void leave_barriers(Thread& t) {
   if (barrier.arrived == --barrier.expected) open_barrier(barrier);
 }
 
-void cluster_arrive() {
+// A relaxed arrival passes on what a fence before it released, and nothing else that its thread did.
+void arrive_at_cluster(bool releases) {
   Thread& t = EMU_THREAD;
   did(t, BARRIER, true);
   NamedBarrier& barrier = t.cluster->barrier;
-  barrier.clocks.join(t.clocks);
+  t.cluster_round = barrier.round;
+  barrier.clocks.join(releases ? t.clocks : t.released);
   tick(t);
   if (++barrier.arrived < int(t.cluster->threads.size())) return;
   open_barrier(barrier);
 }
 
-// Waits for the phase that its own arrival, just before, was for.
+// Waits for the round that its own last arrival was for; others may have arrived for the next by then.
 void cluster_wait() {
   Thread& t = EMU_THREAD;
   did(t, BARRIER, false);
   NamedBarrier& barrier = t.cluster->barrier;
-  if (barrier.arrived) {
+  if (barrier.round == t.cluster_round) {
     barrier.waiting.push_back(&t);
     wait_here(t, "barrier.cluster.wait");
   } else {

@@ -136,7 +136,8 @@ void wait_for_previous();
 void sync_block();
 void sync_named(int barrier, int threads, bool wait);
 void sync_warp(uint mask);
-void cluster_arrive();
+void arrive_at_cluster(bool releases);
+template <bool releases> EMU_INLINE void cluster_arrive() { arrive_at_cluster(releases); }
 void cluster_wait();
 bool elected(uint mask);
 uint shuffle(uint mask, uint value, int from, int width);
@@ -163,6 +164,7 @@ EMU_INLINE void mbarrier_try_wait(bool& done, uint address, uint parity, uint) {
 EMU_INLINE void mbarrier_test_wait(bool& done, uint address, uint parity) { try_wait(done, address, parity, false); }
 void mapa(uint& to, uint address, uint rank);
 void fence_proxy();
+void fence_mbarrier_init();
 void load_box(uint to, const CUtensorMap& map, const int* corner, int rank, uint mbarrier, uint mask);
 void store_box(const CUtensorMap& map, const int* corner, int rank, uint from, bool add);
 void bulk_commit();
@@ -173,8 +175,16 @@ EMU_INLINE void tma_load(uint to, const void* map, List<int, rank> corner, uint 
   load_box(to, *(const CUtensorMap*)map, corner.item, rank, mbarrier, 0);
 }
 template <int rank>
+EMU_INLINE void tma_load(uint to, const void* map, List<int, rank> corner, uint mbarrier, uint64_t) {
+  tma_load<rank>(to, map, corner, mbarrier);
+}
+template <int rank>
 EMU_INLINE void tma_load_multicast(uint to, const void* map, List<int, rank> corner, uint mbarrier, uint mask) {
   load_box(to, *(const CUtensorMap*)map, corner.item, rank, mbarrier, mask);
+}
+template <int rank>
+EMU_INLINE void tma_load_multicast(uint to, const void* map, List<int, rank> corner, uint mbarrier, uint mask, uint64_t) {
+  tma_load_multicast<rank>(to, map, corner, mbarrier, mask);
 }
 template <int rank, bool add = false>
 EMU_INLINE void tma_store(const void* map, List<int, rank> corner, uint from) {

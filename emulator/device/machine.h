@@ -79,6 +79,8 @@ struct Thread {
   uint64_t steps;             // accesses to memory, and instructions of the emulator's
   Look look;                  // the last one at what it polls, and after how many steps it was
   Clocks clocks;
+  Clocks released;            // what it knew at its last fence of mbarriers' initialization
+  uint cluster_round;         // of the cluster's barrier, which it arrived for last
   uint copy_agent, store_agent;  // what it issues; 0 before the first
   std::vector<Copy> open;     // cp.async not committed; then the committed groups
   std::deque<std::vector<Copy>> groups;

@@ -85,4 +85,10 @@ void fence_proxy() {
   tick(t);
 }
 
+// What the thread knows is from here on passed on by its arrivals at the cluster's barrier, also by relaxed ones.
+void fence_mbarrier_init() {
+  fence_proxy();
+  EMU_THREAD.released = EMU_THREAD.clocks;
+}
+
 }  // namespace emu

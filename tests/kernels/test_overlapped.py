@@ -1,0 +1,147 @@
+"""Kernels whose launches overlap: their blocks begin and end without fences, and their loops compute nothing twice."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import tvm
+
+from support.cases import hopper
+from tensorir_ladder.emulator import EmulatedProgram, KernelFault
+from tensorir_ladder.kernels.codegen.host_code import launch_plan
+from tensorir_ladder.kernels.codegen.lowering import Generated, generate
+from tensorir_ladder.kernels.persistent import persistent
+from tensorir_ladder.kernels.swapped import swapped
+from tensorir_ladder.kernels.tiles import RoleTile
+from tensorir_ladder.kernels.warp_specialized import warp_specialized
+from tensorir_ladder.schedules.workloads import Matmul
+
+FENCED = "tvm_builtin_cuda_cluster_sync();"  # ptxas makes a fence for the whole GPU of its release
+ARRIVE = "tvm_builtin_ptx_barrier_cluster_arrive_cluster_arrive_relaxed_aligned();"
+WAIT = "tvm_builtin_ptx_barrier_cluster_wait_cluster_wait_acquire_aligned();"
+INITIALIZED = "tvm_builtin_ptx_fence_mbarrier_init_mbarrier_init_release_cluster();"
+HINT = "L2__cache_hint"
+
+
+def made(tile: str, problem: Matmul, stages: int = 3, kept: bool = False, overlapped: bool = True) -> Generated:
+    """Lower step 12's kernel of a tile, or step 13's."""
+    parsed = RoleTile.parse(tile)
+    if kept:
+        function = persistent(problem, parsed, stages, machine=hopper(8), overlapped=overlapped)
+    else:
+        function = (swapped if parsed.swapped else warp_specialized)(problem, parsed, stages, overlapped=overlapped)
+    return generate(tvm.IRModule({"main": function}), hopper().target, "tirx")
+
+
+def body(generated: Generated) -> str:
+    """The kernel's own text, without the functions that it calls."""
+    return generated.cuda[generated.cuda.rindex("__global__") :]
+
+
+SHARED = {"64x72x64/1x1/2x2": False, "72x64x64/1x1/1/4x2": False, "64x72x64/1x1/2x1": True}
+
+
+@pytest.mark.parametrize(("tile", "kept"), SHARED.items())
+def test_clusters_begin_and_end_without_a_fence(tile: str, kept: bool) -> None:
+    """Either role says that it has left before results are stored; steps keep what was measured."""
+    problem = Matmul(300, 280, 520, "float16")
+    text, step = body(made(tile, problem, kept=kept)), body(made(tile, problem, kept=kept, overlapped=False))
+    assert (text.count(ARRIVE), text.count(WAIT), text.count(FENCED)) == (3, 2, 0)
+    assert (step.count(ARRIVE), step.count(WAIT), step.count(FENCED)) == (0, 0, 2)
+    consumers = text[text.index("wgmma_wait_group_wait_group_sync_aligned_0") :]
+    assert consumers.index(ARRIVE) < consumers.index("fence_proxy_proxy_async_shared__cta")  # before results leave
+    assert consumers.index("bulk_wait_group_read_0") < consumers.index(WAIT)
+
+
+@pytest.mark.parametrize("tile", ["64x72x64/1x1/1x1/3", "72x64x64/1x1/3"])
+def test_sums_of_parts_are_fenced_and_what_reads_them_is_not(tile: str) -> None:
+    text = body(made(tile, Matmul(100, 72, 520, "float16")))
+    assert (text.count(FENCED), text.count(ARRIVE), text.count(WAIT)) == (2, 2, 2)  # of producers, and of consumers
+
+
+@pytest.mark.parametrize(
+    ("tile", "shape", "kept", "once"),
+    [
+        ("64x72x64/1x1/1x1", (300, 72, 264), False, "a"),  # one column of tiles
+        ("64x72x64/1x1/1x2", (300, 144, 264), False, "a"),  # one of clusters
+        ("64x72x64/1x1/1x1", (300, 80, 264), False, ""),
+        ("64x72x64/1x1/1x1", (64, 280, 264), False, "b"),
+        ("64x72x64/1x1/1x1", (64, 72, 264), False, "ab"),
+        ("24x64x64/1x1/1", (24, 280, 264), False, "b"),
+        ("24x64x64/1x1/1", (25, 64, 264), False, "a"),
+        ("24x64x64/1x1/3", (24, 280, 264), False, "b"),  # each part once
+        ("64x72x64/1x1/2x1", (128, 280, 264), True, "b"),
+        ("64x64x64/1x1", (300, 64, 264), True, "a"),
+        ("64x64x64/1x1", (300, 65 * 8, 264), True, ""),
+    ],
+)
+def test_what_is_read_once_leaves_the_cache_first(tile: str, shape: tuple[int, ...], kept: bool, once: str) -> None:
+    problem = Matmul(*shape, "float16", "nt")
+    text = body(made(tile, problem, kept=kept))
+    loads = [line for line in text.splitlines() if "g2s" in line]
+    for operand in "ab":
+        hinted = [HINT in line for line in loads if f"(&({operand}_map))" in line]
+        assert hinted
+        assert set(hinted) == {operand in once}
+    assert HINT not in made(tile, problem, kept=kept, overlapped=False).cuda
+
+
+@pytest.mark.parametrize(("tile", "kept"), [*SHARED.items(), ("64x72x64/1x1/1x1", False), ("64x72x64/1x1", True)])
+def test_no_division_is_left_to_the_producers_loop(tile: str, kept: bool) -> None:
+    """The raster's, by a height that is known at run time only; the compiler would repeat it for each load."""
+    text = body(made(tile, Matmul(2000, 1000, 520, "float16"), kept=kept))
+    loop = text[text.index("mbarrier_arrive_expect_tx") :]
+    loop = loop[: loop.index("fill_slot_ptr[0] = (fill_slot_ptr[0] + 1)")]
+    assert "held_row" in loop
+    assert "held_column" in loop
+    assert not re.search(r" [/%] ", loop)
+
+
+# What the emulator finds where something is missing
+
+
+DRAINED = re.compile(r"for \(int \w+ = 0; (\w+) < 2; \+\+\1\) \{")  # of three stages, the last is not said to be empty
+
+
+def neither_waits(text: str) -> str:
+    """Let a block end while others still arrive there: they are not waited for at the end, nor what they say before."""
+    assert len(DRAINED.findall(text)) == 1
+    return ";".join(DRAINED.sub("for (int none = 0; none < 0; ++none) {", text).rsplit(WAIT, 1))
+
+
+BROKEN: dict[str, tuple[Callable[[str], str], str]] = {
+    "barriers are used before they are there": (lambda text: text.replace(INITIALIZED, ";"), "race|initial"),
+    "a block ends while others arrive there": (neither_waits, "threads have all ended|unawaited"),
+    "all say to the first block that a stage is empty": (
+        lambda text: text.replace("(arrives ? rank : 0)", "(0)"),
+        "race",
+    ),
+    "descriptors are not moved": (lambda text: text.replace("descriptor + units", "descriptor"), "Mismatched|race"),
+}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.emulator
+@pytest.mark.parametrize("tile", ["64x72x64/1x1/2x2", "72x64x64/1x1/1/2x2"])
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_broken_is_caught(name: str, tile: str) -> None:
+    problem = Matmul(130, 144, 520, "float16", "nt")
+    found = made(tile, problem)
+    a, b = (np.random.default_rng(7).integers(-3, 4, sizes).astype(np.float16) for sizes in ((130, 520), (144, 520)))
+    wanted = (a.astype(np.float64) @ b.T.astype(np.float64)).astype(np.float16)
+
+    def run(text: str) -> None:
+        program = EmulatedProgram("overlapped", text, (launch_plan(found),), ("A", "B", "C"), operands=("A", "B"))
+        for seed in range(4):
+            c = np.full(wanted.shape, np.nan, np.float16)
+            program(a, b, c, seed=seed)
+            np.testing.assert_array_equal(c, wanted)
+
+    change, fault = BROKEN[name]
+    assert change(found.cuda) != found.cuda
+    run(found.cuda)
+    with pytest.raises((KernelFault, AssertionError), match=fault):
+        run(change(found.cuda))
