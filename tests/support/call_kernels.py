@@ -6,16 +6,18 @@
 from __future__ import annotations
 
 import tvm
+from tvm import tirx
 
 from support.cases import hopper
-from support.roles import roles
 from tensorir_ladder.emulator import EmulatedProgram
-from tensorir_ladder.harness.emulation import emulated
 from tensorir_ladder.harness.lab.sanitizer.subjects import Subject
 from tensorir_ladder.kernels.codegen.host_code import launch_plan
 from tensorir_ladder.kernels.codegen.lowering import generate
-from tensorir_ladder.kernels.tiles import HopperTile
+from tensorir_ladder.kernels.persistent import persistent
+from tensorir_ladder.kernels.swapped import swapped
+from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
 from tensorir_ladder.kernels.unaligned import unaligned
+from tensorir_ladder.kernels.warp_specialized import warp_specialized
 from tensorir_ladder.schedules.workloads import Matmul
 
 # A step, its variant, a ragged product and its layout, tile, stages, and multiprocessors where blocks stay on few.
@@ -29,6 +31,15 @@ FORMS = {
     "exchanged operands, rows that TMA cannot step over": (12, "roles", (21, 131, 264), "nt", "24x64x64/1x1/1", 3, 0),
     "a panel in part": (12, "roles", (70, 104, 264), "nn", "64x40x64/1x1", 3, 0),
     "a panel and a part": (12, "roles", (70, 216, 264), "nt", "64x80x64/1x1", 3, 0),
+    "exchanged operands, loads shared by four and two": (
+        12,
+        "roles",
+        (280, 136, 520),
+        "nt",
+        "72x64x64/1x1/1/4x2",
+        3,
+        0,
+    ),
     "upright, parts added up in a cluster": (12, "roles", (70, 136, 520), "nn", "64x72x64/1x1/1x1/3", 3, 0),
     "upright, loads shared both ways": (12, "roles", (250, 216, 264), "nn", "64x72x64/1x1/2x2", 3, 0),
     "upright, shares of a panel in part": (12, "roles", (300, 184, 264), "nn", "64x120x64/1x1/4x1", 3, 0),
@@ -54,18 +65,24 @@ def subject_names() -> list[str]:
 
 
 def subject(name: str) -> Subject:
-    """Make the kernel of one of these names; KeyError for another."""
+    """Make the kernel of one of these names, as the call launches it; KeyError for another."""
     if name in SHORT:
-        return _short(name)
-    number, variant, shape, layout, tile, stages, multiprocessors = FORMS[name]
-    lowered = roles(number, shape, tile, variant, multiprocessors, layout=layout, stages=stages)
-    return Subject(name, emulated(lowered), lowered.case.problem, whole=True)
+        shape, layout, tile = SHORT[name]
+        problem = Matmul(*shape, "float16", layout)
+        return _whole(name, problem, unaligned(problem, HopperTile.parse(tile), overlapped=True))
+    number, variant, shape, layout, text, stages, multiprocessors = FORMS[name]
+    problem, tile = Matmul(*shape, "float16", layout), RoleTile.parse(text)
+    if number == 12:
+        return _whole(
+            name, problem, (swapped if tile.swapped else warp_specialized)(problem, tile, stages, overlapped=True)
+        )
+    more = {"blocks": 2 if variant == "multicast" else 1, "stream_k": variant == "stream"}
+    return _whole(
+        name, problem, persistent(problem, tile, stages, machine=hopper(multiprocessors), overlapped=True, **more)
+    )
 
 
-def _short(name: str) -> Subject:
-    shape, layout, tile = SHORT[name]
-    problem, names = Matmul(*shape, "float16", layout), ("A", "B", "C")
-    made = unaligned(problem, HopperTile.parse(tile), overlapped=True)
-    generated = generate(tvm.IRModule({"main": made}), hopper().target, "tirx")
+def _whole(name: str, problem: Matmul, function: tirx.PrimFunc) -> Subject:
+    generated, names = generate(tvm.IRModule({"main": function}), hopper().target, "tirx"), ("A", "B", "C")
     program = EmulatedProgram(name, generated.cuda, (launch_plan(generated),), names, operands=names[:2])
     return Subject(name, program, problem, whole=True)
