@@ -20,7 +20,8 @@ They are put together from public building blocks:
 - beside the products: :mod:`.online_softmax` (of rows that come tile by tile).
 - who does what: :mod:`.roles` (producer and consumer warpgroups), :mod:`.raster` (the order of blocks),
   :mod:`.stream_k` (k tiles shared out among persistent blocks), :mod:`.partial_sums` (what these hand to each other),
-  :mod:`.cluster_sums` (what the blocks of a cluster hand to their first).
+  :mod:`.cluster_sums` (what the blocks of a cluster hand to each other), :mod:`.held` (what their loops keep in
+  registers).
 - results: :mod:`.fused_epilogue` (a factor, a bias, an activation), :mod:`.epilogue` (rounding and storing),
   :mod:`.boxes` (storing box by box, beside other work).
 - around a kernel: :mod:`.stamps` (time stamps of its roles), :mod:`.short_stack` (parsing it faster), :mod:`.codegen`

@@ -18,6 +18,7 @@ from tensorir_ladder.kernels import epilogue
 from tensorir_ladder.kernels.held import held
 from tensorir_ladder.kernels.roles import Consumer, arrive_relaxed, await_all_read, await_cluster
 from tensorir_ladder.kernels.tiles import SUM_BYTES, RoleTile
+from tensorir_ladder.kernels.wgmma import keep
 from tensorir_ladder.schedules.errors import IllegalTile
 from tensorir_ladder.schedules.isa import VECTOR_BYTES, WARPGROUP, WGMMA_ROWS, wgmma_element
 
@@ -78,7 +79,8 @@ class ClusterSums:
     def __init__(self, tile: RoleTile, exchanged: bool = False, overlapped: bool = False) -> None:
         self.tile, self.parts, self.exchanged, self.overlapped = tile, tile.parts, exchanged, overlapped
         self.threads = tile.consumers * WARPGROUP
-        self.part = T.cta_id_in_cluster([self.parts]) if self.parts > 1 else 0
+        part = T.cta_id_in_cluster([self.parts]) if self.parts > 1 else 0
+        self.part = held("held_part", part, overlapped and self.parts > 1)
         share = -(-tile.block_m * tile.block_n // (VECTOR * self.parts * self.threads))
         self.at_once = max(1, min(share, ADDED_AT_ONCE // (VECTOR * self.parts)))  # of a thread's places
 
@@ -93,8 +95,8 @@ class ClusterSums:
     def separate(self):
         """Emit the wait of all the cluster's threads until none of them reads what another block has left any more.
 
-        Else a block could end before. Results on their way to memory need not have arrived there: a fence would wait
-        for them (:func:`kernels.roles.arrive_relaxed`).
+        Else a block could end before. What a thread has read it has used by then; results on their way to memory need
+        not have arrived there: a fence would wait for them (:func:`kernels.roles.arrive_relaxed`).
         """
         if self.parts > 1:
             T.cuda.warp_sync()
@@ -174,3 +176,5 @@ class ClusterSums:
         sizes = {"across": across, "row_bytes": pitch * SUM_BYTES, "apart": self.threads}
         text = _ADD_PARTS.format(name=name, parts=self.parts, count=count, **sizes)
         T.evaluate(T.cuda.func_call(name, T.address_of(sums[0]), memory.ptr_to([0]), place, end, source_code=text))
+        if self.overlapped:
+            keep(sums)  # all that was read is there, also of places that are not stored

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 class Panels(isa.Panels):
     """One operand's k tile in shared memory (:class:`schedules.isa.Panels`), loaded by TMA: each panel is a box.
 
-    An operand that ``streams`` is loaded once by the whole kernel: its lines are the first to leave the L2 cache.
+    An operand that ``streams`` is loaded once by the whole kernel: its lines are the first to leave the L2 cache. Where
+    tiles' edges lie within lines, these are loaded once by either neighbour.
     """
 
     streams: bool = False
@@ -88,8 +89,8 @@ class Panels(isa.Panels):
             first_row = share * rows if by_rows else 0
             column, row = self.coordinates(panel, first, step)
             place = into.ptr_to([offset + panel * self.panel_bytes + first_row * ROW_BYTES])
-            to_all = to or blocks
-            tma.load(self._map_of(tensor_map, panel), column, row + first_row, place, barrier, to_all, self.streams)
+            given = to or blocks
+            tma.load(self._map_of(tensor_map, panel), column, row + first_row, place, barrier, given, self.streams)
 
     def _map_of(self, tensor_map: Var | tma.OneOf | tma.Edged, panel: int | Expr) -> Var | tma.OneOf:
         if isinstance(tensor_map, tma.Edged):
@@ -140,10 +141,10 @@ class TileProduct:
         a, b = cls.PANELS(tile.block_m, tile.block_k, "k"), cls.PANELS(tile.block_n, tile.block_k, major)
         return cls(a, b, tile.group_n, problem.dtype)
 
-    def held(self, a_streams: bool = False, b_streams: bool = False) -> Self:
-        """Return the same with descriptors in registers, and operands of which one or both stream.
+    def for_overlap(self, a_streams: bool, b_streams: bool) -> Self:
+        """Return the same for launches that overlap: descriptors are held, and operands may stream (:class:`Panels`).
 
-        For launches that overlap; kernels of the steps keep the form that was measured.
+        Other kernels of the steps keep the form that was measured.
         """
         a, b = replace(self.a, streams=a_streams), replace(self.b, streams=b_streams)
         return replace(self, a=a, b=b, holds=True)

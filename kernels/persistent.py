@@ -27,10 +27,10 @@ from tensorir_ladder.kernels.roles import (
     drain,
     end_together,
     give_up_registers,
-    leave,
     let_next_begin,
     load_together,
     loaded_rows,
+    say_done,
     take_registers,
 )
 from tensorir_ladder.kernels.short_stack import on_a_short_stack
@@ -143,7 +143,7 @@ def persistent(
     tile_columns = -(-problem.n // (tile.block_n * across))
     if overlapped:
         tile_rows = -(-problem.m // (tile.block_m * down))
-        product = product.held(a_streams=tile_columns == 1, b_streams=tile_rows == 1 and not any_rows)
+        product = product.for_overlap(a_streams=tile_columns == 1, b_streams=tile_rows == 1 and not any_rows)
     stages = max(FEWEST_STAGES, min(stages, known.k_tiles))
     pieces = most_pieces(problem, tile, machine) if any_rows else known.pieces
     room, again = pieces * total, any_rows or known.tiles > known.workers
@@ -209,7 +209,7 @@ def persistent(
                     loads.advance(work.count)
                     work.advance()
                 drain(shared.empty, fill, stages, here)
-            leave(here)
+            say_done(here)
         else:  # a consumer
             take_registers(tile)
             mine = Consumer(here, shared, product, tile)
@@ -267,13 +267,13 @@ def persistent(
                 work.advance()
             if at_end:
                 let_next_begin()
-            leave(here)
+            say_done(here)
             for box in T.unroll(product.boxes):  # the last piece's
                 late.store(marks, box)
             if in_boxes:
                 boxes.finish(here)
             marks.mark("results stored", -1, together=True, only=late.waiting > 0)
-        end_together(here)  # a cluster's other block may still write here
+        end_together(here)
         log.clocks("end", here.number, here.thread == 0, together=True)
 
     used = {"bias_ptr": finish.bias, "residual_ptr": finish.residual, **dict.fromkeys(PLANNED, any_rows)}

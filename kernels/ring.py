@@ -71,9 +71,9 @@ __forceinline__ __device__ unsigned int there_of(void* barrier, int rank, bool a
 _ARRIVE_THERE = """
 __forceinline__ __device__ void arrive_there(unsigned int there, int stage) {
   if (there != 0u)
-    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" :: "r"(there + (unsigned int)stage * 8u) : "memory");
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" :: "r"(there + (unsigned int)stage * SIZEu) : "memory");
 }
-"""
+""".replace("SIZE", str(BARRIER_BYTES))
 
 
 def check_stages(stages: int, fewest: int, most: int) -> None:
@@ -121,7 +121,10 @@ class Barriers:
         T.evaluate(T.cuda.func_call("mbarrier_arrive_at", self.at(stage), rank, source_code=_ARRIVE_AT))
 
     def there(self, stage: Expr, rank: Expr, arrives: Expr) -> Expr:
-        """Return where a stage's barrier is in another block of the cluster, or 0 for who does not arrive."""
+        """Return where a stage's barrier is in another block of the cluster, or 0 for who does not arrive.
+
+        No barrier is at 0: a block's shared memory begins with what the system keeps there.
+        """
         return T.cuda.func_call("there_of", self.at(stage), rank, arrives, source_code=_THERE, return_type="uint32")
 
     def arrive_there(self, stage: Expr, there: Expr) -> None:

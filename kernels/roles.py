@@ -13,6 +13,7 @@ from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
 from tensorir_ladder.schedules.isa import ROW_BYTES, WARPGROUP, WGMMA_ROWS
 
 WARPS = 4  # of a warpgroup
+UNSAID = 1  # k tiles that step 12's consumers do not say to be empty: nothing is loaded behind the last
 FEWEST_STAGES, MOST_STAGES = 2, 8  # a consumer keeps one k tile's wgmma in flight
 MOST_SHARED_STAGES = 16  # of blocks that share loads: what is late for one of them is late for all
 OVERLAPS = "overlaps_launches"  # a function's attribute: its kernel waits by itself for the one before it
@@ -68,7 +69,7 @@ def await_cluster() -> None:
 
 @T.inline
 def begin_together(here):
-    """Emit what must lie between the initialization of barriers and their use, in a cluster of so many blocks."""
+    """Emit what must lie between the initialization of barriers and their use, by a block or by its whole cluster."""
     if here.cluster > 1:
         T.ptx.fence.mbarrier_init.release.cluster()
         if here.overlapped:
@@ -92,22 +93,23 @@ def await_all_read(consumers: int) -> None:
 
 
 @T.inline
-def drain(empty, place, stages, here):
-    """Emit the producer's wait until all has arrived that consumers say of the ring's last ``stages`` k tiles.
+def drain(empty, place, said, here):
+    """Emit the producer's wait until all has arrived that consumers of its cluster say of the ring's last k tiles.
 
-    Of those that are said to be empty: then nobody arrives any more at a block that ends.
+    Of as many as the ring has stages, those that are ``said`` to be empty. The cluster's barrier alone would not do:
+    a relaxed arrival there may overtake one at an mbarrier, which then would come to a block that has ended.
     """
     if here.overlapped and here.cluster > 1:
-        for _ in T.serial(stages):
+        for _ in T.serial(said):
             empty.wait(place.stage, place.phase, "producer")
             place.advance()
 
 
 @T.inline
-def leave(here):
-    """Emit a thread's word that it reads nothing more that others of its cluster load, and arrives nowhere.
+def say_done(here):
+    """Emit a thread's word that it loads and reads nothing more that its cluster shares, nor arrives anywhere.
 
-    Nor does what it loaded for others have to arrive any more once all have said so: see :func:`end_together`.
+    Once all have said so, every load of the cluster has arrived: each consumer has waited for all its full barriers.
     """
     if here.overlapped and here.cluster > 1:
         T.cuda.warp_sync()
@@ -116,10 +118,11 @@ def leave(here):
 
 @T.inline
 def end_together(here):
-    """Emit the wait for the cluster's other blocks, which may still write to this one's memory or arrive there.
+    """Emit the wait for the cluster's other blocks, for which this one may have loads on their way.
 
-    Where launches overlap, a block that ends late keeps the next one's waiting: threads :func:`leave` before they
-    store results, which the others need not wait for, and no fence is in the way.
+    Steps wait for all that the others do, also for what they write to this block's memory, behind a fence. Where
+    launches overlap, a block that ends late keeps the next one's waiting: threads :func:`say_done` before they store
+    results, which the others need not wait for.
     """
     if here.cluster > 1:
         T.cuda.warp_sync()
@@ -134,8 +137,8 @@ class RoleBlock:
     """A thread's place: its block, in clusters of ``cluster``, and its place among 1 + ``consumers`` warpgroups.
 
     Of a cluster's blocks ``across`` are beside each other, whose tiles have the same rows, and the others below these.
-    ``overlapped``: launches overlap, so that its blocks begin and end with no more order than they need; kernels of the
-    steps keep the form that was measured.
+    ``overlapped``: launches overlap, so that its blocks begin and end with no more order than they need. So do those of
+    the call, and of step 13's variant of that name; all others of the steps keep the form that was measured.
     """
 
     def __init__(
@@ -285,9 +288,9 @@ class Consumer:
         self.column = bound("group_column", self.number % tile.warpgroups[1] * tile.group_n)
         a_place = product.a.extent_offset(self.row)
         b_place = product.a.bytes + product.b.extent_offset(self.column)
-        named_as = held_descriptor if product.holds else bound
-        self.a = named_as("a", product.a.descriptor(shared.ring.ptr_to([a_place])))
-        self.b = named_as("b", product.b.descriptor(shared.ring.ptr_to([b_place])))
+        bind = held_descriptor if product.holds else bound
+        self.a = bind("a", product.a.descriptor(shared.ring.ptr_to([a_place])))
+        self.b = bind("b", product.b.descriptor(shared.ring.ptr_to([b_place])))
         self.holds_there = here.overlapped and here.cluster > 1
         if self.holds_there:
             self.there = bound("there", shared.empty.there(0, here.lane, here.is_filled_by(here.lane)))

@@ -18,6 +18,7 @@ from tensorir_ladder.kernels.roles import (
     MOST_SHARED_STAGES,
     MOST_STAGES,
     OVERLAPS,
+    UNSAID,
     WARPS,
     Consumer,
     RoleBlock,
@@ -27,10 +28,10 @@ from tensorir_ladder.kernels.roles import (
     drain,
     end_together,
     give_up_registers,
-    leave,
     let_next_begin,
     load_together,
     loaded_rows,
+    say_done,
     take_registers,
 )
 from tensorir_ladder.kernels.short_stack import on_a_short_stack
@@ -107,7 +108,7 @@ def swapped(
     cluster_rows, cluster_columns = -(-tile_rows // down), -(-tile_columns // across)
     check_parts(parts, k_tiles)
     if overlapped:
-        product = product.held(a_streams=cluster_rows == 1, b_streams=cluster_columns == 1)  # its A is B
+        product = product.for_overlap(a_streams=cluster_rows == 1, b_streams=cluster_columns == 1)  # its A is B
     load_rows = loaded_rows(product, down, across)
     width, in_boxes = epilogue.stored_columns(problem, columns), problem.out_dtype in PTX_TYPES
     by_tma = in_boxes and tma.rows_fit(width, problem.out_dtype) and parts == 1
@@ -156,8 +157,8 @@ def swapped(
                     load_together(product, maps, corner, shared, fill.stage, k_tile, *sharing)  # returns at once
                     loads.mark("load issued", k_tile)
                     fill.advance()
-                drain(shared.empty, fill, stages - 1, here)  # of the last k tile nothing is said
-            leave(here)
+                drain(shared.empty, fill, stages - UNSAID, here)
+            say_done(here)
             cluster.meet()
             cluster.separate()
         else:  # a consumer
@@ -172,7 +173,7 @@ def swapped(
             if at_end:
                 let_next_begin()
             retire(mine.sums, 0)
-            leave(here)
+            say_done(here)
             marks.mark("mma retired", share.k_tiles - 1)
             marks.mark("epilogue begins")
             if parts > 1:
@@ -197,7 +198,7 @@ def swapped(
                 else:
                     _store_elements(mine.sums, product, matrices.c, *corner, here.warp, here.lane)
             marks.mark("results stored", together=True)
-        end_together(here)  # the cluster's other blocks may still write here
+        end_together(here)
         log.clocks("end", here.number, here.thread == 0, together=True)
 
     made = main if finish.bias else without(main, "bias_ptr")

@@ -33,7 +33,8 @@ ALIGNING_STEP = "take step 10, which copies such rows to aligned ones first"
 LOAD = "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes"
 MULTICAST = "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
 HINTED = ".L2::cache_hint"
-# An L2 policy that createpolicy.fractional would make for all of a load: its lines are the first that others replace.
+# The L2 policy that createpolicy.fractional.L2::evict_first makes for the whole of a load: its lines are the first that
+# others replace. Known as a constant from CUTLASS (TMA::CacheHintSm90::EVICT_FIRST).
 EVICT_FIRST = 0x12F0000000000000
 STORE = "cp.async.bulk.tensor.{}d.global.shared::cta.tile.bulk_group"
 

@@ -21,6 +21,7 @@ from tensorir_ladder.kernels.roles import (
     MOST_SHARED_STAGES,
     MOST_STAGES,
     OVERLAPS,
+    UNSAID,
     Consumer,
     RoleBlock,
     SharedRing,
@@ -28,11 +29,11 @@ from tensorir_ladder.kernels.roles import (
     drain,
     end_together,
     give_up_registers,
-    leave,
     let_next_begin,
     load_together,
     loaded_rows,
     release,
+    say_done,
     take_registers,
 )
 from tensorir_ladder.kernels.short_stack import on_a_short_stack
@@ -136,7 +137,7 @@ def warp_specialized(
     tile_rows, tile_columns = -(-tile_rows // down), -(-tile_columns // across)  # of clusters, where there are some
     tiles = tile_rows * tile_columns
     if overlapped:
-        product = product.held(a_streams=tile_columns == 1, b_streams=tile_rows == 1 and not any_rows)
+        product = product.for_overlap(a_streams=tile_columns == 1, b_streams=tile_rows == 1 and not any_rows)
     load_rows = loaded_rows(product, across, down)
     widths = {"columns": width, "b_columns": product.b_columns, "c_columns": product.box_columns}
     stages = max(FEWEST_STAGES, min(stages, k_tiles))
@@ -186,8 +187,8 @@ def warp_specialized(
                     fill.advance()
                 if finish.residual:
                     load_residual(residual, added, tile_corner, shared, fill, loads, k_tiles)
-                drain(shared.empty, fill, stages - 1, here)  # of the last k tile nothing is said
-            leave(here)
+                drain(shared.empty, fill, stages - UNSAID, here)
+            say_done(here)
             cluster.meet()
             cluster.separate()
         else:  # a consumer
@@ -203,7 +204,7 @@ def warp_specialized(
             retire(mine.sums, 0)
             if finish.residual:
                 release(shared.empty, mine.last, here)  # a turn of the residual may want the stage
-            leave(here)
+            say_done(here)
             marks.mark("mma retired", share.k_tiles - 1)
             marks.mark("epilogue begins")
             if parts > 1:
@@ -227,7 +228,7 @@ def warp_specialized(
                     lane = T.meta_var((here.warp, here.lane))
                     epilogue.store_fragments(mine.sums, product, matrices.c, *corner, *lane, aligned=not columns)
             marks.mark("results stored", together=True)
-        end_together(here)  # a cluster's other block may still write here
+        end_together(here)
         log.clocks("end", here.number, here.thread == 0, together=True)
 
     used = {"bias_ptr": finish.bias, "residual_ptr": finish.residual, ROWS_PARAMETER: any_rows}

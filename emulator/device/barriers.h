@@ -73,6 +73,8 @@ void arrive_at_cluster(bool releases) {
   Thread& t = EMU_THREAD;
   did(t, BARRIER, true);
   NamedBarrier& barrier = t.cluster->barrier;
+  if (t.at_cluster) fail("barrier", "a second arrival at the cluster's barrier, without a wait between, by " + name(t) + at(t));
+  t.at_cluster = true;
   t.cluster_round = barrier.round;
   barrier.clocks.join(releases ? t.clocks : t.released);
   tick(t);
@@ -85,6 +87,8 @@ void cluster_wait() {
   Thread& t = EMU_THREAD;
   did(t, BARRIER, false);
   NamedBarrier& barrier = t.cluster->barrier;
+  if (!t.at_cluster) fail("barrier", "a wait at the cluster's barrier, without an arrival before it, by " + name(t) + at(t));
+  t.at_cluster = false;
   if (barrier.round == t.cluster_round) {
     barrier.waiting.push_back(&t);
     wait_here(t, "barrier.cluster.wait");

@@ -81,6 +81,7 @@ struct Thread {
   Clocks clocks;
   Clocks released;            // what it knew at its last fence of mbarriers' initialization
   uint cluster_round;         // of the cluster's barrier, which it arrived for last
+  bool at_cluster;            // and has not waited for since
   uint copy_agent, store_agent;  // what it issues; 0 before the first
   std::vector<Copy> open;     // cp.async not committed; then the committed groups
   std::deque<std::vector<Copy>> groups;

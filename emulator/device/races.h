@@ -85,7 +85,8 @@ void fence_proxy() {
   tick(t);
 }
 
-// What the thread knows is from here on passed on by its arrivals at the cluster's barrier, also by relaxed ones.
+// What the thread knows is from here on passed on by its arrivals at the cluster's barrier, also by relaxed ones. That is
+// more than PTX says, of which only the initialization of mbarriers is: here it is not told from other writes.
 void fence_mbarrier_init() {
   fence_proxy();
   EMU_THREAD.released = EMU_THREAD.clocks;

@@ -112,6 +112,11 @@ def neither_waits(text: str) -> str:
     return ";".join(DRAINED.sub("for (int none = 0; none < 0; ++none) {", text).rsplit(WAIT, 1))
 
 
+def without_last(what: str, text: str, put: str = ";") -> str:
+    """Take the last of some statements out, or put another in its place."""
+    return put.join(text.rsplit(what, 1))
+
+
 BROKEN: dict[str, tuple[Callable[[str], str], str]] = {
     "barriers are used before they are there": (lambda text: text.replace(INITIALIZED, ";"), "race|initial"),
     "a block ends while others arrive there": (neither_waits, "threads have all ended|unawaited"),
@@ -119,6 +124,8 @@ BROKEN: dict[str, tuple[Callable[[str], str], str]] = {
         lambda text: text.replace("(arrives ? rank : 0)", "(0)"),
         "race",
     ),
+    "a consumer does not say that it is done": (lambda text: without_last(ARRIVE, text), "barrier"),
+    "a consumer says twice that it is done": (lambda text: without_last(ARRIVE, text, ARRIVE * 2), "barrier"),
     "descriptors are not moved": (lambda text: text.replace("descriptor + units", "descriptor"), "Mismatched|race"),
 }
 
