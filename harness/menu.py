@@ -41,7 +41,7 @@ from tensorir_ladder.torch_ops.one_tile import (
 )
 
 ONE_TILE = re.compile(r"step 12, (\S+), \d+ stages, launched early")
-PARTS_SINCE = "2026-11-25T13:00"  # each block of a cluster adds up a share; before, the first did it all
+CLUSTERS_SINCE = "2026-11-25T17:50"  # they begin and end without fences, and parts are added up by all blocks
 KINDS = {EXCHANGED: EXCHANGED_NAME, UPRIGHT: UPRIGHT_NAME}
 GROUPS = ("llm", "random8", "decode")  # whose products TMA reads as they lie
 SQUARES = "squares"  # powers of two, and a little more, whose rows lie across cache lines
@@ -200,7 +200,7 @@ def recorded_times(records: Iterable[ShapeRecord], file: CostFile) -> dict[Matmu
     """Take the call's times of float16 products that a GPU's file has none of from its records of drawn shapes.
 
     Or one only. Of kernels that the choice offers, and without copies in front, which it estimates apart; not of
-    reductions in parts before PARTS_SINCE, which were other kernels.
+    clusters before CLUSTERS_SINCE, which were other kernels.
     """
     known = {(shape.m, shape.n, shape.k, shape.layout) for shape in file.shapes if len(shape.times) > 1}
     wanted = file.gpu, "float16", call.NAMES[0]
@@ -211,7 +211,8 @@ def recorded_times(records: Iterable[ShapeRecord], file: CostFile) -> dict[Matmu
             continue
         name = record.config if record.config in menu else _one_tile(record.config)
         place = all_tiles().place(name)
-        before = place is not None and all_tiles().split[place] and record.environment.recorded_at < PARTS_SINCE
+        clustered = place is not None and all_tiles().cluster[place] > 1
+        before = clustered and record.environment.recorded_at < CLUSTERS_SINCE
         if name and not before:
             found[Matmul(*record.shape, record.dtype, record.layout)] = {name: record.time_ms * 1e3}
     return found

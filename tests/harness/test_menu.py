@@ -19,6 +19,8 @@ from support.fake_gpu import Command
 from tensorir_ladder.harness import execution, menu
 from tensorir_ladder.harness.commands import menu as menu_command
 from tensorir_ladder.harness.menu import (
+    CLUSTERS_SINCE,
+    ONE_TILE,
     Candidate,
     candidates,
     draw_products,
@@ -31,6 +33,7 @@ from tensorir_ladder.harness.menu_fit import chosen_over_best, fit_rates, geomet
 from tensorir_ladder.harness.records import load_shapes
 from tensorir_ladder.harness.verify import WrongResult
 from tensorir_ladder.kernels.codegen import toolchain
+from tensorir_ladder.kernels.tiles import RoleTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops import estimates
 from tensorir_ladder.torch_ops.choice import choices
@@ -233,12 +236,24 @@ def test_what_was_timed_is_kept_where_the_fit_fails(
 RESULTS = load_shapes()
 
 
+def in_clusters(config: str) -> bool:
+    """Tell whether what the call says of a kernel names a tile of step 12 whose blocks are clusters."""
+    match = ONE_TILE.fullmatch(config)
+    return bool(match) and RoleTile.parse(match[1]).cluster_size > 1
+
+
 def test_times_of_the_call_are_taken_from_records_of_drawn_shapes() -> None:
     """Of products that the file has no times of; not of schedules, of other GPUs, nor behind copies."""
-    records = [each for each in RESULTS if each.environment.gpu == H200.name and each.seed == 2042]
+    records = [each for each in RESULTS if each.environment.gpu == H200.name and each.seed == 2043]
     found = recorded_times(RESULTS, FILE)
     records.sort(key=lambda each: each.environment.recorded_at)
-    plain = [each for each in records if each.group != "schedules" and not re.search("; |as they lie", each.config)]
+    plain = [
+        each
+        for each in records
+        if each.group != "schedules"
+        and not re.search("; |as they lie", each.config)
+        and (each.environment.recorded_at >= CLUSTERS_SINCE or not in_clusters(each.config))
+    ]
     assert len(plain) > 500
     said: dict[Matmul, list[tuple[str, float]]] = {}  # some are of two groups
     for each in plain:
@@ -253,9 +268,11 @@ def test_times_of_the_call_are_taken_from_records_of_drawn_shapes() -> None:
     menu = {str(each): 2.0 for each in ALL[:2]}
     known = with_times(FILE, H200, "", {Matmul(*one.shape, "float16", one.layout): menu})
     assert len(recorded_times(plain, known)) == len(recorded_times(plain, FILE)) - 1
-    parts = next(each for each in plain if re.search("/1x1/8,", each.config))
-    before = replace(parts, environment=replace(parts.environment, recorded_at="2026-11-24T12:00:00.000+00:00"))
-    assert (len(recorded_times([parts], FILE)), recorded_times([before], FILE)) == (1, {})
+    for form in ("/1x1/8,", "/1x1/1/1x4,"):  # clusters: of parts, and of shared loads
+        one_of = next(each for each in plain if re.search(form, each.config))
+        at = [replace(one_of.environment, recorded_at=f"2026-11-25T{hour}:00:00.000+00:00") for hour in (17, 18)]
+        before, since = (recorded_times([replace(one_of, environment=each)], FILE) for each in at)
+        assert (before, len(since)) == ({}, 1)
     for change in ({"dtype": "bfloat16"}, {"contender": "step10_wgmma"}, {"config": "step 12, 8x8x8/9x9/9, 2 stages"}):
         assert not recorded_times([replace(one, **change)], FILE)
 
