@@ -175,9 +175,9 @@ TILES = TileSet.of(
 # Off the squares, threads with 8x8 outputs were the fastest on each of 41 drawn shapes, or 4x4 on the smallest: more of
 # them fit, they have registers for the addresses of single elements, and short reductions end before so much code as
 # that of 8x16 outputs has been brought. Sides between powers of two, for what these leave of the last wave, pay where
-# a block has 10 or 12 warps: by 3, 6 or 9, tiles took 1.7 to 1.9 times as long for their size (84 times on 24 shapes),
-# those of 6 and 9 since they were to share a multiprocessor by more blocks than its registers hold, and spilled. They
-# do not any more (:func:`schedules.cost.resident_blocks`), and were not timed since.
+# a block has 10 or 12 warps. Those of 6 warps in one slice (96x128x16 and alike) are as fast for their size as others
+# since they do not spill any more (:func:`schedules.cost.resident_blocks`), but the choice gains nothing by them: with
+# four of them what it took was 0.996 times as fast (14 shapes on an H200, 0.85 to 1.09 times).
 FITTED = TileSet.of(
     Choice(WarpTile(block=(64, 128, 16), warp=(32, 64), thread=(8, 8)), stages=3),
     Choice(WarpTile(block=(64, 128, 32), warp=(32, 64), thread=(8, 8)), stages=2),
