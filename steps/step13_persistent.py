@@ -16,7 +16,8 @@ k tiles for those that have one, and leave their sums in device memory.
 Variants:
 - stream (the default): as above; the last wave is cut where that is reckoned to pay (kernels/stream_k.py).
 - overlapped: blocks are launched while the kernel before in the stream still runs, and wait by themselves for its end
-  (programmatic dependent launch): a launch's latency is hidden, where another kernel was launched before.
+  (programmatic dependent launch): a launch's latency is hidden, where another kernel was launched before. What loops
+  need is held in registers, and an operand that is loaded once leaves the L2 cache first.
 - whole: tiles are never cut.
 - multicast: clusters of two blocks, one above the other; each loads half of their B tile, for both. Where a B tile is
   one panel, which cannot be halved, the same as stream. Stream does so itself with rows that straddle cache lines,
