@@ -68,7 +68,22 @@ inline void leave_barriers(Thread& t) {
   if (barrier.arrived == --barrier.expected) open_barrier(barrier);
 }
 
-// A relaxed arrival passes on what a fence before it released, and nothing else that its thread did.
+// What a thread has said to other blocks is there before what it releases.
+inline void finish_arrivals(Thread& t) {
+  std::vector<Pending>& pending = t.cluster->pending;
+  for (size_t i = 0; i < pending.size();)
+    if (pending[i].arrives == &t) {
+      Pending one = std::move(pending[i]);
+      pending.erase(pending.begin() + i);
+      one.complete();
+      i = 0;
+    } else {
+      ++i;
+    }
+}
+
+// A relaxed arrival passes on what a fence before it released, and nothing else that its thread did: what that says to
+// other blocks' mbarriers may come later.
 void arrive_at_cluster(bool releases) {
   Thread& t = EMU_THREAD;
   did(t, BARRIER, true);
@@ -76,6 +91,7 @@ void arrive_at_cluster(bool releases) {
   if (t.at_cluster) fail("barrier", "a second arrival at the cluster's barrier, without a wait between, by " + name(t) + at(t));
   t.at_cluster = true;
   t.cluster_round = barrier.round;
+  if (releases) finish_arrivals(t);
   barrier.clocks.join(releases ? t.clocks : t.released);
   tick(t);
   if (++barrier.arrived < int(t.cluster->threads.size())) return;

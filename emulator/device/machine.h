@@ -165,7 +165,8 @@ struct Block {
   std::map<uint, MBarrier> mbarriers;
 };
 
-struct Pending { std::function<void()> complete; };
+// What is on its way within a cluster: a load, or an arrival at another block's mbarrier, which has its thread.
+struct Pending { std::function<void()> complete; const Thread* arrives = nullptr; };
 
 // What a launch may do to an array: read it; store elements of so many bytes, each by one thread; or, KEPT, whatever is
 // ordered: memory that kernels keep for each other.

@@ -62,10 +62,29 @@ inline void arrive_for(Thread& t, MBarrier& m, uint address, uint count) {
   m.pending -= count;
 }
 
+// At another block's mbarrier: what the thread knows now is known there whenever that comes. Nothing that it does later
+// is held up by it, but what releases; and the block must be there.
+inline void arrive_later(Thread& t, MBarrier& m, uint address, uint count, uint expected_bytes) {
+  int rank = rank_of(t, address);
+  Clocks told = t.clocks;
+  std::string who = name(t) + at(t);
+  tick(t);
+  auto complete = [&m, address, count, expected_bytes, rank, told, who] {
+    if (!living(rank)) fail("cluster", "an arrival at a block whose threads have all ended, by " + who);
+    if (count > m.pending) fail("mbarrier", "more arrivals than it expects: " + state_of(inside(address), m) + ", by " + who);
+    m.bytes += expected_bytes;
+    m.arrivals.join(told);
+    m.pending -= count;
+    perhaps_complete(m);
+  };
+  t.cluster->pending.push_back({complete, &t});
+}
+
 void arrive(uint address, uint count, uint expected_bytes, bool arrives) {
   Thread& t = EMU_THREAD;
   MBarrier& m = mbarrier_at(t, address);
   did(t, ON_MBARRIER, address, count, expected_bytes, arrives);
+  if (arrives && rank_of(t, address) != t.rank && !now(EARLY)) return arrive_later(t, m, address, count, expected_bytes);
   m.bytes += expected_bytes;
   if (arrives) arrive_for(t, m, address, count);
   perhaps_complete(m);

@@ -87,7 +87,11 @@ inline Access begin_transfer(Thread& t, int rank, size_t bytes, uint mbarrier, R
   Access me = access_by(t, TRANSFER, m.agent, number);
   ranges([&](uint to, size_t size) { note_access(t, block, to, size, true, me); });
   uchar* window = block.window;
-  auto complete = [move, window, &m, number, bytes] {
+  int issuer = t.rank;
+  std::string who = rank == t.rank ? "" : name(t) + at(t);
+  auto complete = [move, window, &m, number, bytes, rank, issuer, who] {
+    if (rank != issuer && !(living(rank) && living(issuer)))
+      fail("cluster", "a load for another block comes when the threads of one of both have all ended, by " + who);
     move(window);
     m.under_way.erase(std::find(m.under_way.begin(), m.under_way.end(), number));
     m.bytes -= int64_t(bytes);

@@ -106,10 +106,10 @@ def test_no_division_is_left_to_the_producers_loop(tile: str, kept: bool) -> Non
 DRAINED = re.compile(r"for \(int \w+ = 0; (\w+) < 2; \+\+\1\) \{")  # of three stages, the last is not said to be empty
 
 
-def neither_waits(text: str) -> str:
-    """Let a block end while others still arrive there: they are not waited for at the end, nor what they say before."""
+def undrained(text: str) -> str:
+    """Let producers end without what consumers of other blocks say."""
     assert len(DRAINED.findall(text)) == 1
-    return ";".join(DRAINED.sub("for (int none = 0; none < 0; ++none) {", text).rsplit(WAIT, 1))
+    return DRAINED.sub("for (int none = 0; none < 0; ++none) {", text)
 
 
 def without_last(what: str, text: str, put: str = ";") -> str:
@@ -117,16 +117,20 @@ def without_last(what: str, text: str, put: str = ";") -> str:
     return put.join(text.rsplit(what, 1))
 
 
-BROKEN: dict[str, tuple[Callable[[str], str], str]] = {
-    "barriers are used before they are there": (lambda text: text.replace(INITIALIZED, ";"), "race|initial"),
-    "a block ends while others arrive there": (neither_waits, "threads have all ended|unawaited"),
-    "all say to the first block that a stage is empty": (
-        lambda text: text.replace("(arrives ? rank : 0)", "(0)"),
-        "race",
+# What is broken, in a reduction of so many steps, and what the emulator says. Of one k tile nothing is said to be read:
+# only the cluster's barrier then tells that what a block loaded for others has arrived.
+BROKEN: dict[str, tuple[Callable[[str], str], int, str]] = {
+    "barriers are used before they are there": (lambda text: text.replace(INITIALIZED, ";"), 520, "race|initial"),
+    "a block ends while others arrive there": (undrained, 520, "threads have all ended|unawaited"),
+    "a block ends while it loads for others": (lambda text: without_last(WAIT, text), 64, "a load for another block"),
+    "empty is said to the first block alone": (lambda text: text.replace("(arrives ? rank : 0)", "(0)"), 520, "race"),
+    "a consumer does not say that it is done": (lambda text: without_last(ARRIVE, text), 520, "barrier"),
+    "a consumer says twice that it is done": (lambda text: without_last(ARRIVE, text, ARRIVE * 2), 520, "barrier"),
+    "descriptors are not moved": (
+        lambda text: text.replace("descriptor + units", "descriptor"),
+        520,
+        "Mismatched|race",
     ),
-    "a consumer does not say that it is done": (lambda text: without_last(ARRIVE, text), "barrier"),
-    "a consumer says twice that it is done": (lambda text: without_last(ARRIVE, text, ARRIVE * 2), "barrier"),
-    "descriptors are not moved": (lambda text: text.replace("descriptor + units", "descriptor"), "Mismatched|race"),
 }
 
 
@@ -135,20 +139,19 @@ BROKEN: dict[str, tuple[Callable[[str], str], str]] = {
 @pytest.mark.parametrize("tile", ["64x72x64/1x1/2x2", "72x64x64/1x1/1/2x2"])
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_is_broken_is_caught(name: str, tile: str) -> None:
-    problem = Matmul(130, 144, 520, "float16", "nt")
-    found = made(tile, problem)
-    a, b = (np.random.default_rng(7).integers(-3, 4, sizes).astype(np.float16) for sizes in ((130, 520), (144, 520)))
+    change, k, fault = BROKEN[name]
+    found = made(tile, Matmul(130, 144, k, "float16", "nt"))
+    a, b = (np.random.default_rng(7).integers(-3, 4, sizes).astype(np.float16) for sizes in ((130, k), (144, k)))
     wanted = (a.astype(np.float64) @ b.T.astype(np.float64)).astype(np.float16)
 
-    def run(text: str) -> None:
+    def run(text: str, orders: int) -> None:
         program = EmulatedProgram("overlapped", text, (launch_plan(found),), ("A", "B", "C"), operands=("A", "B"))
-        for seed in range(4):
+        for seed in range(orders):
             c = np.full(wanted.shape, np.nan, np.float16)
             program(a, b, c, seed=seed)
             np.testing.assert_array_equal(c, wanted)
 
-    change, fault = BROKEN[name]
     assert change(found.cuda) != found.cuda
-    run(found.cuda)
+    run(found.cuda, 9)
     with pytest.raises((KernelFault, AssertionError), match=fault):
-        run(change(found.cuda))
+        run(change(found.cuda), 60)  # what comes too late does so in some orders only
