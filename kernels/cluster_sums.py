@@ -16,7 +16,7 @@ from tvm.tirx import Buffer
 
 from tensorir_ladder.kernels import epilogue
 from tensorir_ladder.kernels.held import held
-from tensorir_ladder.kernels.roles import Consumer, arrive_relaxed, await_all_read, await_cluster
+from tensorir_ladder.kernels.roles import Consumer, await_all_read, meet
 from tensorir_ladder.kernels.tiles import SUM_BYTES, RoleTile
 from tensorir_ladder.kernels.wgmma import keep
 from tensorir_ladder.schedules.errors import IllegalTile
@@ -100,11 +100,7 @@ class ClusterSums:
         """
         if self.parts > 1:
             T.cuda.warp_sync()
-            if self.overlapped:
-                arrive_relaxed()
-                await_cluster()
-            else:
-                T.cuda.cluster_sync()
+            meet(self.overlapped)
 
     def share_of(self, k_tiles: int) -> Share:
         """Return this block's share of the reduction: as many k tiles as the others', give or take one."""

@@ -68,15 +68,21 @@ def await_cluster() -> None:
 
 
 @T.inline
+def meet(overlapped):
+    """Emit the wait of all the cluster's threads for each other: without a fence where launches overlap."""
+    if overlapped:
+        arrive_relaxed()
+        await_cluster()
+    else:
+        T.cuda.cluster_sync()
+
+
+@T.inline
 def begin_together(here):
     """Emit what must lie between the initialization of barriers and their use, by a block or by its whole cluster."""
     if here.cluster > 1:
         T.ptx.fence.mbarrier_init.release.cluster()
-        if here.overlapped:
-            arrive_relaxed()
-            await_cluster()
-        else:
-            T.cuda.cluster_sync()
+        meet(here.overlapped)
     else:
         T.ptx.fence.proxy.async_.shared__cta()
         T.cuda.cta_sync()
@@ -137,8 +143,8 @@ class RoleBlock:
     """A thread's place: its block, in clusters of ``cluster``, and its place among 1 + ``consumers`` warpgroups.
 
     Of a cluster's blocks ``across`` are beside each other, whose tiles have the same rows, and the others below these.
-    ``overlapped``: launches overlap, so that its blocks begin and end with no more order than they need. So do those of
-    the call, and of step 13's variant of that name; all others of the steps keep the form that was measured.
+    ``overlapped``: launches overlap, as the call's do and those of step 13's variant of that name; blocks then begin
+    and end with no more order than they need. All other kernels of the steps keep the form that was measured.
     """
 
     def __init__(
