@@ -21,7 +21,9 @@ from tensorir_ladder.harness.shapes import draw_shapes
 from tensorir_ladder.harness.verify import WrongResult, draw_seeds, hold, matmul_trial
 from tensorir_ladder.kernels.codegen.launch_plan import Rows
 from tensorir_ladder.kernels.codegen.toolchain import Compiler
+from tensorir_ladder.kernels.tiles import RoleTile
 from tensorir_ladder.schedules.cost import Machine
+from tensorir_ladder.schedules.errors import IllegalTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.choice import Choice, Setting, choices, of_one_tile
 from tensorir_ladder.torch_ops.driver import cuda_driver
@@ -30,19 +32,10 @@ from tensorir_ladder.torch_ops.few_rows import Streamed, streams
 from tensorir_ladder.torch_ops.kept import build_kernel
 from tensorir_ladder.torch_ops.launcher import Launcher, load_kernel
 from tensorir_ladder.torch_ops.nearby import product_places
-from tensorir_ladder.torch_ops.one_tile import (
-    EXCHANGED,
-    EXCHANGED_NAME,
-    UPRIGHT,
-    UPRIGHT_NAME,
-    all_tiles,
-    named,
-    one_tile_stages,
-)
+from tensorir_ladder.torch_ops.one_tile import all_tiles, named, one_tile_stages
 
 ONE_TILE = re.compile(r"step 12, (\S+), \d+ stages, launched early")
 CLUSTERS_SINCE = "2026-11-25T17:50"  # they begin and end without fences, and parts are added up by all blocks
-KINDS = {EXCHANGED: EXCHANGED_NAME, UPRIGHT: UPRIGHT_NAME}
 GROUPS = ("llm", "random8", "decode")  # whose products TMA reads as they lie
 SQUARES = "squares"  # powers of two, and a little more, whose rows lie across cache lines
 SIDES = tuple(side + more for side in (256, 512, 1024, 2048, 4096, 8192) for more in (0, 24))
@@ -78,7 +71,7 @@ class Candidate:
         if place is None:
             return next(each for each in (*choices(), Streamed()) if str(each) == self.name)
         stages = one_tile_stages(self.problem, place, self.multiprocessors)
-        return of_one_tile(all_tiles().tile(place), stages)
+        return of_one_tile(all_tiles().tile(place, self.problem.n), stages)
 
     def __str__(self) -> str:
         return f"{self.problem.shape} {self.problem.layout}: {self.name}"
@@ -222,8 +215,19 @@ def _one_tile(config: str) -> str:
     """Return the name of a tile of step 12 by what the call says of it; empty for others."""
     if not (match := ONE_TILE.fullmatch(config)):
         return ""
-    names = [f"{kind} {match[1]}" for kind, form in KINDS.items() if form.fullmatch(f"{kind} {match[1]}")]
-    return next((name for name in names if all_tiles().place(name) is not None), "")
+    try:
+        name = named(RoleTile.parse(match[1]))
+    except IllegalTile:
+        return ""
+    return name if _known(name) else ""
+
+
+def _known(name: str) -> bool:
+    """Tell whether a tile is one that is offered."""
+    try:
+        return all_tiles().place(name) is not None
+    except ValueError:
+        return False
 
 
 def file_text(file: CostFile) -> str:

@@ -17,6 +17,7 @@ They are put together from public building blocks:
 - loading: :mod:`.tma` (tensor maps, copies of boxes), :mod:`.ring` (mbarriers, a role's place in the ring),
   :mod:`.panels` (operands as TMA writes and instructions read them, descriptors).
 - multiplying: :mod:`.wgmma` (Hopper), :mod:`.tcgen05` (Blackwell, its tensor memory).
+- both: :mod:`.whole_rows` (rows of B as they lie, multiplied from registers).
 - beside the products: :mod:`.online_softmax` (of rows that come tile by tile).
 - who does what: :mod:`.roles` (producer and consumer warpgroups), :mod:`.raster` (the order of blocks),
   :mod:`.stream_k` (k tiles shared out among persistent blocks), :mod:`.partial_sums` (what these hand to each other),

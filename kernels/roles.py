@@ -292,16 +292,21 @@ class Consumer:
         self.number = bound("consumer", here.warpgroup - 1)
         self.row = bound("group_row", self.number // tile.warpgroups[1] * tile.group_m)
         self.column = bound("group_column", self.number % tile.warpgroups[1] * tile.group_n)
-        a_place = product.a.extent_offset(self.row)
-        b_place = product.a.bytes + product.b.extent_offset(self.column)
-        bind = held_descriptor if product.holds else bound
-        self.a = bind("a", product.a.descriptor(shared.ring.ptr_to([a_place])))
-        self.b = bind("b", product.b.descriptor(shared.ring.ptr_to([b_place])))
+        self._bind_operands(tile)
         self.holds_there = here.overlapped and here.cluster > 1
         if self.holds_there:
             self.there = bound("there", shared.empty.there(0, here.lane, here.is_filled_by(here.lane)))
         self.read = RingState(shared.stages, 0)
         self._begin()
+
+    def _bind_operands(self, _tile: RoleTile) -> None:
+        """Emit where the warpgroup's parts of both operands lie in a stage."""
+        product, ring = self.product, self.shared.ring
+        a_place = product.a.extent_offset(self.row)
+        b_place = product.a.bytes + product.b.extent_offset(self.column)
+        bind = held_descriptor if product.holds else bound
+        self.a = bind("a", product.a.descriptor(ring.ptr_to([a_place])))
+        self.b = bind("b", product.b.descriptor(ring.ptr_to([b_place])))
 
     @T.inline
     def _begin(self):

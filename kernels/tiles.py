@@ -143,8 +143,8 @@ class HopperTile(TmaTile, WarpgroupTile):
 class RoleTile(HopperTile):
     """The tile of kernels whose warpgroups have roles: a producer beside consumers, results in boxes of their own.
 
-    With more fields, the text is another tile's: ``16x128x64/1x2/4`` a :class:`SwappedTile`'s, ``64x72x64/1x1/4x2`` and
-    ``64x88x64/1x1/1x1/7`` a :class:`ClusterTile`'s.
+    With more fields, the text is another tile's: ``16x128x64/1x2/4`` a :class:`SwappedTile`'s, ``88x152x64rows/1x3/3``
+    a :class:`RowsTile`'s, ``64x72x64/1x1/4x2`` and ``64x88x64/1x1/1x1/7`` a :class:`ClusterTile`'s.
     """
 
     LEFT_OUT: ClassVar[str] = ""  # the last field where it says nothing, which texts may leave out
@@ -160,7 +160,7 @@ class RoleTile(HopperTile):
     def parse(cls, text: str) -> Self:
         """Read a tile, of one of the classes below where the text is one's; IllegalTile shows the form of others."""
         if cls is RoleTile:
-            for family in (SwappedTile, ClusterTile):
+            for family in (SwappedTile, RowsTile, ClusterTile):
                 if family._match(text):
                     return family.parse(text)
         return super().parse(text)
@@ -173,6 +173,11 @@ class RoleTile(HopperTile):
     @property
     def swapped(self) -> bool:
         """True where weights are the instruction's rows: a :class:`SwappedTile`."""
+        return False
+
+    @property
+    def in_rows(self) -> bool:
+        """True where whole rows of B are loaded as they lie: a :class:`RowsTile`."""
         return False
 
     @property
@@ -397,7 +402,7 @@ class SwappedTile(RoleTile):
         rows, columns = self.warpgroups
         sides = (
             ("rows of the block", self.block_m, "warpgroups along rows", rows),
-            ("columns of the block", self.block_n, "warpgroups along columns", columns),
+            ("columns of the block", self.turned.block_m, "warpgroups along columns", columns),
         )
         found = indivisible(sides) + self.oversized()
         if not found:
@@ -428,6 +433,81 @@ class SwappedTile(RoleTile):
     def resident(self, itemsize: int, stages: int) -> int:
         """Return how many blocks a multiprocessor holds at once, by shared memory and registers: 1 to 4."""
         return max(1, int(_resident(self.smem_bytes(itemsize, stages), self.threads_per_block, self.registers)))
+
+
+@dataclass(frozen=True)
+class RowsTile(SwappedTile):
+    """The same, of all columns of a B stored [k, n], whose rows are loaded whole (:mod:`kernels.whole_rows`).
+
+    Written ``88x152x64rows/1x3/3``: three warpgroups multiply 64 of the 152 columns each, the last one 24 that exist.
+    """
+
+    FORM: ClassVar[str] = "MxNxKrows/WGMxWGN/P/DOWNxACROSS"
+    EXAMPLE: ClassVar[str] = "88x152x64rows/1x3/3"
+
+    def __str__(self) -> str:
+        block, *fields = super().__str__().split("/")
+        return "/".join([f"{block}rows", *fields])
+
+    @property
+    def in_rows(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def multiplied_n(self) -> int:
+        """Columns that the warpgroups multiply: some may not exist."""
+        of_all = self.warpgroups[1] * WGMMA_ROWS
+        return -(-self.block_n // of_all) * of_all
+
+    @property
+    def group_n(self) -> int:
+        """Columns that a warpgroup multiplies."""
+        return self.multiplied_n // self.warpgroups[1]
+
+    @property
+    def turned(self) -> RoleTile:
+        """See :attr:`SwappedTile.turned`."""
+        return RoleTile((self.multiplied_n, self.block_m, self.block_k), self.warpgroups[::-1])
+
+    def misfits(self) -> list[str]:
+        """Return also what is no piece of ``ldmatrix``, or takes more registers than there are."""
+        found = super().misfits()
+        if self.block_n % WGMMA_WIDTHS:
+            found.append(f"{self.block_n} columns, no multiple of {WGMMA_WIDTHS}")
+        if self.block_k != PANEL:
+            found.append(f"{self.block_k} k steps of whole rows, which have {PANEL}")
+        if self.cluster[1] > 1:
+            found.append(f"{self.cluster[1]} blocks beside each other, limit 1 where each has all columns")
+        if not found and (taken := self.consumer_registers) > (most := self.consumer_share):
+            found.append(f"{taken} registers a consumer, limit {most}")
+        return found
+
+    @property
+    def consumer_registers(self) -> int:
+        """Accumulators, what addresses take, and a k tile of B's columns."""
+        return super().consumer_registers + self.group_n * self.block_k // (2 * WARPGROUP)
+
+    @property
+    def sum_pitch(self) -> int:
+        """See :attr:`SwappedTile.sum_pitch`."""
+        return self.multiplied_n + SUM_PAD
+
+    @property
+    def result_bytes(self) -> int:
+        """See :attr:`SwappedTile.result_bytes`."""
+        return int(_swapped_results(self.block_m, self.multiplied_n, self.parts))
+
+    def smem_bytes(self, itemsize: int, stages: int = 1) -> int:
+        """See :meth:`SwappedTile.smem_bytes`."""
+        ring, results = _ring_bytes(*self.block, itemsize, stages), self.result_bytes
+        within = self.results_in_ring(itemsize, stages)
+        return int(max(ring, results) if within else ring + results) + 2 * BARRIER_BYTES * stages
+
+    def results_in_ring(self, itemsize: int, stages: int) -> bool:
+        """See :meth:`SwappedTile.results_in_ring`."""
+        beside = _ring_bytes(*self.block, itemsize, stages) + self.result_bytes
+        return bool(self.parts > 1 or beside + 2 * BARRIER_BYTES * stages > _room(1))
 
 
 # What a tile of exchanged operands takes, also of many at once (:mod:`torch_ops.one_tile`): of numbers or arrays. Rows

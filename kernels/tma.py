@@ -9,6 +9,7 @@ zeros on loads and left out on stores. Source: CUDA driver API, cuTensorMapEncod
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tvm.ir import Expr
@@ -77,11 +78,25 @@ def encode_map(name: str, matrix: Buffer, rows: int, columns: int = PANEL) -> Va
     as fast with it on an H100, three of one or two k tiles 1 to 3 % faster. Source: CUDA programming guide, tensor
     memory access, swizzle modes ("the full swizzle width"); an H200 does it for 8 to 56 columns, loads and stores.
     """
-    tensor_map = T.Var(name, ty=T.handle("tensormap").ty)
-    T.Bind(T.tvm_stack_alloca("tensormap", 1), var=tensor_map)
     sizes = list(matrix.shape)[::-1]
     strides = [dtype_bytes(matrix.dtype) * math.prod(map(int, sizes[:count])) for count in range(1, len(sizes))]
-    box = (columns, rows, 1)[: len(sizes)]
+    return _encoded(name, matrix, sizes, strides, (columns, rows, 1)[: len(sizes)], TMA_SWIZZLE_128B)
+
+
+def encode_lines(name: str, matrix: Buffer, lines: int) -> Var:
+    """Emit the encoding of a 16-bit matrix as lines of 128 bytes, whatever lies in them, boxes of so many.
+
+    Elements follow each other without gaps, as many as whole lines have; a box is not swizzled.
+    """
+    sizes = PANEL, math.prod(map(int, matrix.shape)) // PANEL
+    return _encoded(name, matrix, sizes, (ROW_BYTES,), (PANEL, lines), 0)
+
+
+def _encoded(
+    name: str, matrix: Buffer, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int], swizzle: int
+) -> Var:
+    tensor_map = T.Var(name, ty=T.handle("tensormap").ty)
+    T.Bind(T.tvm_stack_alloca("tensormap", 1), var=tensor_map)
     T.evaluate(
         T.tensormap_encode_tiled(
             tensor_map,
@@ -90,7 +105,7 @@ def encode_map(name: str, matrix: Buffer, rows: int, columns: int = PANEL) -> Va
             *(1 for _ in sizes),  # every element of a box, along all dimensions
             descriptor_dtype=str(matrix.dtype),
             rank=len(sizes),
-            swizzle=TMA_SWIZZLE_128B,
+            swizzle=swizzle,
             l2_promotion=TMA_L2_PROMOTION_128B,
         )
     )
@@ -151,7 +166,7 @@ class Matrices:
     ``pointers`` are the kernel's parameters, ``rows`` those of a TMA box of A, B and C; None leaves out C's map. Each
     is a ``batch`` of matrices if that is not 1. C may have fewer ``columns`` than the product. ``b_columns`` are the
     columns of B, stored [k, n], that a tile has: more maps where they are no whole panels of 64 (:class:`Edged`).
-    ``c_columns`` are those of C's boxes.
+    ``c_columns`` are those of C's boxes. ``b_lines``: B's boxes are lines (:func:`encode_lines`).
     """
 
     def __init__(
@@ -163,6 +178,7 @@ class Matrices:
         columns: int = 0,
         b_columns: int = PANEL,
         c_columns: int = PANEL,
+        b_lines: bool = False,
     ) -> None:
         shapes = ((problem.m, problem.k), problem.b_shape, (problem.m, columns or problem.n))
         dtypes = (problem.dtype, problem.dtype, problem.out_dtype)
@@ -174,7 +190,8 @@ class Matrices:
             IRBuilder.name(name, matrix)
         self.a, self.b, self.c = matched
         self.a_map = encode_map("a_map", self.a, rows[0])
-        whole = encode_map("b_map", self.b, rows[1]) if b_columns >= PANEL else None
+        encode = encode_lines if b_lines else encode_map
+        whole = encode("b_map", self.b, rows[1]) if b_columns >= PANEL else None
         edge = b_columns % PANEL
         self.b_map = Edged(whole, encode_map("b_edge_map", self.b, rows[1], edge)) if edge else whole
         self.c_map = None if rows[2] is None else encode_map("c_map", self.c, rows[2], c_columns)

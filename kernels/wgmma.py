@@ -23,6 +23,7 @@ from tensorir_ladder.schedules.workloads import Matmul
 if TYPE_CHECKING:
     from typing import Self
 
+FRAGMENT = WGMMA_ROWS * STEP // WARPGROUP // 2  # registers of a thread, of two elements each, that have A's rows
 _KEEP = """
 __forceinline__ __device__ void {name}({type}* {what}) {{
 #pragma unroll
@@ -122,12 +123,30 @@ class WarpgroupProduct(TileProduct):
         """
 
         def operands(step: int) -> tuple[Expr, ...]:
-            count = WGMMA_ROWS * STEP // WARPGROUP // 2
-            return *(packed[step * count + i] for i in range(count)), self._b_in(stage, b, step)
+            return *(packed[step * FRAGMENT + i] for i in range(FRAGMENT)), self._b_in(stage, b, step)
 
         keep(packed)
         self._issue(sums, operands, accumulate, (int(self.b.major == "n"),))
         keep(packed)
+
+    def multiply_rows(self, sums: Buffer, packed: Buffer, b: Expr, stage: Expr, steps: range, accumulate: Expr) -> None:
+        """Emit the instructions of some ``steps`` of a k tile, as one group, A's rows in registers as above.
+
+        ``packed`` has those of each step's row tiles, one after the other. B lies behind A's part of a stage.
+        """
+        keep(packed)
+        keep(sums)
+        T.evaluate(T.ptx.wgmma.fence.sync.aligned())
+        for number, step in enumerate(steps):
+            added = accumulate if number == 0 else T.bool(True)
+            for row_tile in range(self.row_tiles):
+                first, place = row_tile * self.registers_per_tile, (number * self.row_tiles + row_tile) * FRAGMENT
+                own = [sums[first + i] for i in range(self.registers_per_tile)]
+                rows = [packed[place + i] for i in range(FRAGMENT)]
+                columns = self.moved(b, stage, self.b.step_offset(step))
+                T.evaluate(T.ptx[self.instruction](*own, *rows, columns, added, 1, 1, int(self.b.major == "n")))
+        T.evaluate(T.ptx.wgmma.commit_group.sync.aligned())
+        keep(sums)
 
     def _b_in(self, stage: Expr, b: Expr, step: int) -> Expr:
         return b + T.Cast("uint64", (stage * self.b.bytes + self.b.step_offset(step)) // 16)

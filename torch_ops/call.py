@@ -246,7 +246,8 @@ def choose_for(
     dense = operands.are_dense(out) and (not any_m or can_store_by_tma(problem, ROLE_CHOICES[0].tile))
     narrows = operands.narrows(out) and not any_m
     gaps = out is not None and not is_dense(out, dtype_bytes(problem.out_dtype))
-    choice = choose(problem, machine, batch, any_m, dense, narrows, operands.steps, short, gaps)
+    exact = operands.exact == problem
+    choice = choose(problem, machine, batch, any_m, dense, narrows, operands.steps, short, gaps, exact)
     if isinstance(choice, Unaligned):
         return choice, operands.exact, Setting(machine, finish=finish)
     if isinstance(choice, Streamed):

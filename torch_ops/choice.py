@@ -238,6 +238,7 @@ def choose(
     rows: tuple[int, int] | None = None,
     short: Short | None = None,
     gaps: bool = False,
+    exact: bool = True,
 ) -> Choice | Streamed | Unaligned:
     """Return what was measured to be fastest on this GPU; or else the choice that should take the least time.
 
@@ -248,7 +249,8 @@ def choose(
     ``narrows``, results are stored to rows that TMA cannot step over, as not every kernel does. ``rows``: the elements
     that rows of A and B begin apart where the kernel reads them; without gaps if None. ``short``: what a kernel may
     read as it lies instead, without copies. Where the output has ``gaps`` between its rows, no reduction is in parts,
-    whose results TMA does not store: they would be copied. Raises IllegalTile where the GPU can hold no choice, with
+    whose results TMA does not store: they would be copied. ``exact``: operands have the problem's sizes; else no rows
+    are read whole. Raises IllegalTile where the GPU can hold no choice, with
     what is wrong with the first.
     """
     measured = tuned(machine.name).get((problem.m, problem.n, problem.k, problem.dtype, problem.layout))
@@ -262,10 +264,10 @@ def choose(
     from tensorir_ladder.torch_ops.kept_choices import find_choice, keep_choice  # which needs the kernels
 
     gpu = str(machine.target), machine.name, machine.multiprocessors
-    asked = problem, *gpu, batch, any_rows, dense, narrows, rows, short, gaps
+    asked = problem, *gpu, batch, any_rows, dense, narrows, rows, short, gaps, exact
     found = find_choice(*asked)
     if found is None:
-        found = _cheapest(problem, machine, batch, any_rows, dense, narrows, rows, short, gaps)
+        found = _cheapest(problem, machine, batch, any_rows, dense, narrows, rows, short, gaps, exact)
         keep_choice(found, *asked)
     return found
 
@@ -280,6 +282,7 @@ def _cheapest(
     rows: tuple[int, int] | None,
     short: Short | None,
     gaps: bool,
+    exact: bool,
 ) -> Choice | Streamed | Unaligned:
     """Return the choice that should take the least time; see :func:`choose`."""
     flexible = batch > 1 or any_rows
@@ -288,6 +291,8 @@ def _cheapest(
     times = estimates.times(problem, batch, streamed, one_tile=not flexible, rows=rows)
     if gaps:
         times.tiles[all_tiles().split] = math.inf
+    if not exact:
+        times.tiles[all_tiles().in_rows] = math.inf
     chosen = next(place for place in times.menu.argsort() if _able(estimates.kernels[place], problem, machine, narrows))
     least = int(times.tiles.argmin())
     if short:
@@ -295,7 +300,7 @@ def _cheapest(
         if us < min(times.tiles[least], times.menu[chosen]) + short.more_us:
             return Unaligned(tile)
     if times.tiles[least] < times.menu[chosen]:
-        return of_one_tile(all_tiles().tile(least), one_tile_stages(problem, least, machine.multiprocessors))
+        return of_one_tile(all_tiles().tile(least, problem.n), one_tile_stages(problem, least, machine.multiprocessors))
     return estimates.kernels[chosen]
 
 

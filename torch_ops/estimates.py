@@ -43,7 +43,9 @@ FOLDER = Path(__file__).parent / "costs"
 CORRECTED = 40  # kernels of each formula that it puts first: these are corrected
 DRAWS = 1000
 CAUTION = 1.0  # standard deviations that a kernel counts as slower than is likely: of many guesses the least is low
-RING, ROLES, EXCHANGED, UPRIGHT, STREAMED = range(5)  # families of kernels, of which none says anything of another's
+RING, ROLES, EXCHANGED, UPRIGHT, STREAMED, IN_ROWS = range(
+    6
+)  # families of kernels, of which none says anything of another's
 
 Extent = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 
@@ -264,7 +266,7 @@ class Estimates:
         """Place tiles of step 12 for one product, or one for each."""
         t = all_tiles().at(at)
         sizes = (np.log2(each) for each in (t.rows, t.columns, t.depth))
-        clusters, family = (np.log2(t.down), np.log2(t.across)), np.where(t.upright, UPRIGHT, EXCHANGED)
+        clusters, family = (np.log2(t.down), np.log2(t.across)), np.array([EXCHANGED, UPRIGHT, IN_ROWS])[t.kind]
         waves = t.blocks(m, n) / self.forms.multiprocessors
         return kernel_places(family, *sizes, t.parts, *clusters, 0, 0, waves=waves)
 

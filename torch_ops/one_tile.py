@@ -1,7 +1,7 @@
 """What a product takes by step 12's kernels of one tile a block, for every tile of them.
 
-With operands exchanged (:mod:`kernels.swapped`), or upright (:mod:`kernels.warp_specialized`); by blocks on their own,
-or in clusters that share loads, or the reduction.
+With operands exchanged (:mod:`kernels.swapped`), also of whole rows of B (:mod:`kernels.whole_rows`), or upright
+(:mod:`kernels.warp_specialized`); by blocks on their own, or in clusters that share loads, or the reduction.
 Tiles are many, and which is best follows from the product: so that choosing stays short, all are priced at once, as
 arrays. Constants are a GPU's (``costs/``), fitted to times; :mod:`.kernel_cost` prices the other kernels.
 """
@@ -18,7 +18,15 @@ import msgspec
 import numpy as np
 
 from tensorir_ladder.kernels.roles import FEWEST_STAGES, MOST_SHARED_STAGES, MOST_STAGES
-from tensorir_ladder.kernels.tiles import MOST_PARTS, ClusterTile, RoleTile, SwappedTile, most_stages, swapped_room
+from tensorir_ladder.kernels.tiles import (
+    MOST_PARTS,
+    ClusterTile,
+    RoleTile,
+    RowsTile,
+    SwappedTile,
+    most_stages,
+    swapped_room,
+)
 from tensorir_ladder.schedules.isa import PANEL, WGMMA_ROWS
 from tensorir_ladder.schedules.workloads import Matmul
 
@@ -37,10 +45,16 @@ GROUP, GROUP_OF, SHORT_GROUP = 16, 18, 8
 ITEMSIZE = 2
 AT_EDGES = 0.3  # what rows beyond a matrix count for where only some tiles have them
 SECTOR = 16  # elements of a cache line's quarter, which memory is read by
-EXCHANGED, UPRIGHT = "exchanged", "upright"  # and the tile: how files name kernels; stages follow from the product
+# And the tile: how files name kernels. Stages follow from the product, as of whole rows do the columns.
+EXCHANGED, UPRIGHT, IN_ROWS = "exchanged", "upright", "rows"
 SIZES, SHARED = r"(?P<m>\d{1,3})x(?P<n>\d{1,3})x(?P<k>\d{1,3})", r"(?P<down>\d)x(?P<across>\d)"
-EXCHANGED_NAME = re.compile(rf"{EXCHANGED} {SIZES}/1x(?P<groups>\d)/(?P<parts>\d)(?:/(?!1x1){SHARED})?")
-UPRIGHT_NAME = re.compile(rf"{UPRIGHT} {SIZES}/(?P<groups>\d)x1/{SHARED}(?:/(?P<parts>[2-9]))?")
+_EXCHANGED = rf"{SIZES}/1x(?P<groups>\d)/(?P<parts>\d)(?:/(?!1x1){SHARED})?"
+NAMES = (
+    re.compile(rf"{EXCHANGED} {_EXCHANGED}"),
+    re.compile(rf"{UPRIGHT} {SIZES}/(?P<groups>\d)x1/{SHARED}(?:/(?P<parts>[2-9]))?"),
+    re.compile(rf"{IN_ROWS} {_EXCHANGED}"),
+)
+KINDS = (EXCHANGED, UPRIGHT, IN_ROWS)
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 
@@ -83,15 +97,17 @@ class _Tiles:
 
     Stages and blocks in two rows: where each multiprocessor has one block, and where it has several. An instruction has
     64 rows and some ``width``: of tiles of exchanged operands these are the output's columns and rows, of those that
-    are ``upright`` its rows and columns.
+    are ``upright`` its rows and columns. Those ``in_rows`` have all columns, of which there are no more than these, and
+    more than the next smaller ones have.
     """
 
     def __init__(self) -> None:
-        exchanged, upright = _exchanged_sizes(), _upright_sizes()
-        sizes = np.concatenate([exchanged, upright], axis=1)
+        of_kinds = _exchanged_sizes(), _upright_sizes(), _rows_sizes()
+        sizes = np.concatenate(of_kinds, axis=1)
         self.width, side, self.groups, self.depth, self.parts, self.down, self.across = sizes[:7]
         self.stages, self.held = sizes[7:9], sizes[9:11]
-        self.upright = np.arange(sizes.shape[1]) >= exchanged.shape[1]
+        self.kind = np.repeat(np.arange(len(KINDS)), [each.shape[1] for each in of_kinds])
+        self.upright, self.in_rows = (self.kind == KINDS.index(kind) for kind in (UPRIGHT, IN_ROWS))
         self.side = side
         self.rows, self.columns = np.where(self.upright, (side, self.width), (self.width, side))
         self.shared = self.down * self.across > 1
@@ -103,7 +119,7 @@ class _Tiles:
 
     @functools.cached_property
     def _places(self) -> dict[tuple[int, ...], int]:
-        sizes = self.upright, self.rows, self.columns, self.depth, self.parts, self.down, self.across
+        sizes = self.kind, self.rows, self.columns, self.depth, self.parts, self.down, self.across
         return {key: place for place, key in enumerate(zip(*(each.tolist() for each in sizes)))}
 
     def place(self, name: str) -> int | None:
@@ -111,15 +127,15 @@ class _Tiles:
 
         Raises ValueError for a name without a tile. A file has hundreds: their tiles are not made for it.
         """
-        if not name.startswith((EXCHANGED, UPRIGHT)):
+        if not name.startswith(KINDS):
             return None
-        for upright, form in enumerate((EXCHANGED_NAME, UPRIGHT_NAME)):
+        for kind, form in enumerate(NAMES):
             if match := form.fullmatch(name):
                 sizes = {"parts": 1} | {field: int(value or 1) for field, value in match.groupdict().items()}
-                if (sizes["m" if upright else "n"], sizes["groups"]) not in SIDES:
+                if (sizes["m" if KINDS[kind] == UPRIGHT else "n"], sizes["groups"]) not in SIDES:
                     return None
                 key = (sizes[field] for field in ("m", "n", "k", "parts", "down", "across"))
-                return self._places.get((bool(upright), *key))
+                return self._places.get((kind, *key))
         raise ValueError(f"{name!r} names no tile")
 
     def at(self, places: np.ndarray) -> _Tiles:
@@ -130,12 +146,14 @@ class _Tiles:
                 setattr(made, name, values[..., places])
         return made
 
-    def tile(self, place: int) -> SwappedTile | ClusterTile:
-        """Make the tile of a place."""
+    def tile(self, place: int, n: int = 0) -> SwappedTile | ClusterTile:
+        """Make the tile of a place: one of whole rows for a product of ``n`` columns, or of the most that it takes."""
         sizes = (self.rows, self.columns, self.depth, self.groups, self.parts, self.down, self.across)
         rows, columns, depth, groups, parts, down, across = (int(each[place]) for each in sizes)
         if self.upright[place]:
             return ClusterTile((rows, columns, depth), (groups, 1), (down, across), parts)
+        if self.in_rows[place]:
+            return RowsTile((rows, n or columns, depth), (1, groups), parts, (down, across))
         return SwappedTile((rows, columns, depth), (1, groups), parts, (down, across))
 
     def blocks(self, m: Any, n: Any) -> np.ndarray:
@@ -174,6 +192,27 @@ def _upright_sizes() -> np.ndarray:
         if stages > FEWEST_STAGES:
             found.append((width, side, groups, depth, parts, *cluster, stages, stages, 1, 1))
     return np.array(found).T
+
+
+def _rows_sizes() -> np.ndarray:
+    """Return the same of exchanged tiles of whole rows: stages and blocks of as many columns as there may be."""
+    found = []
+    shared = [((down, 1), 1) for down in (1, 2, 4)] + [((1, 1), parts) for parts in range(2, MOST_PARTS + 1)]
+    for width, (side, groups), (cluster, parts) in itertools.product(range(EIGHT, MOST_ROWS + 1, EIGHT), SIDES, shared):
+        tile = RowsTile((width, side, PANEL), (1, groups), parts, cluster)
+        if not tile.misfits():
+            stages = [_stages_for(tile, on_each) for on_each in (1, 2)]
+            if stages[0] > FEWEST_STAGES:
+                held = (tile.resident(ITEMSIZE, each) for each in stages)
+                found.append((width, side, groups, PANEL, parts, *cluster, *stages, *held))
+    return np.array(found).T
+
+
+def _stages_for(tile: RoleTile, on_each: int) -> int:
+    """Return as many stages as a tile has room for where a multiprocessor has one block, or where it has several."""
+    most = MOST_STAGES if tile.shared_by == 1 else MOST_SHARED_STAGES
+    together = most_stages(tile, most, min(2, on_each))
+    return together if together > FEWEST_STAGES else most_stages(tile, most)
 
 
 all_tiles = functools.cache(_Tiles)
@@ -216,15 +255,16 @@ def one_tile_microseconds(
     a_factor = across_lines(a_row, 0, r.straddling, r.lines)
     # Of a B stored [k, n] tiles behind the first begin at multiples of their width.
     along = t.columns * t.upright * ~np.asarray(nt, bool) * (t.columns < n)
-    b_factor = across_lines(b_row, along, r.straddling, r.lines)
+    b_factor = np.where(t.in_rows, 1.0, across_lines(b_row, along, r.straddling, r.lines))
     blocks = t.blocks(m, n)
     on_each, busy = _spread(t, blocks, multiprocessors)
     stages, held = (np.where(on_each > 1, each[1], each[0]) for each in (t.stages, t.held))
     step = t.depth * ITEMSIZE  # bytes of a row in a k tile
     rounds = -(-on_each // held)
+    columns = np.where(t.in_rows, np.minimum(t.columns, n), t.columns)
     # What blocks of a cluster share arrives in each of them, and is asked for by one of them at a time.
     asked = (np.minimum(t.rows, m) * a_factor / t.across + np.minimum(t.columns, n) * b_factor / t.down) * step
-    arriving = (t.rows + t.columns) * step
+    arriving = (t.rows + columns) * step
     loading = np.maximum(asked * np.maximum(1 / r.load_bytes, busy / r.all_load_bytes), arriving / r.arriving_bytes)
     multiplying = t.work / r.multiply_adds
     # Zeros for rows beyond a matrix are written more slowly than rows arrive: to all tiles, or some at the edge.
@@ -242,13 +282,18 @@ def one_tile_microseconds(
     storing = on_each * np.minimum(t.rows, m) * np.minimum(t.columns, n) / (r.results * t.parts)
     around = r.launch + r.sharing * t.shared + joining + storing + (rounds - 1) * r.refill
     us = np.maximum(loop, reading) + r.memory_unhidden * np.minimum(loop, reading) + around
-    return np.where((k >= t.shortest) | ~t.split, us, np.inf)
+    # Whole rows: there is a tile for them, they have no gaps, and more lanes than one of eight read from other banks.
+    reads = ~np.asarray(nt, bool) & (n <= t.columns) & (n > t.columns - PANEL) & (b_row == n)
+    reads = reads & (n % EIGHT == 0) & (k % EIGHT == 0) & (n % PANEL != 0)
+    return np.where(((k >= t.shortest) | ~t.split) & (reads | ~t.in_rows), us, np.inf)
 
 
 def one_tile_stages(problem: Matmul, place: int, multiprocessors: int) -> int:
     """Return the stages of a product's tile: fewer where a multiprocessor has several blocks."""
     tile = all_tiles().at(np.array([place]))
     on_each, _ = _spread(tile, tile.blocks(problem.m, problem.n), multiprocessors)
+    if tile.in_rows[0]:
+        return _stages_for(all_tiles().tile(place, problem.n), int(on_each[0]))
     return int(tile.stages[int(on_each[0] > 1), 0])
 
 
@@ -261,4 +306,8 @@ def _spread(tiles: _Tiles, blocks: np.ndarray, multiprocessors: int) -> tuple[np
 
 def named(tile: RoleTile) -> str:
     """Name the kernel in a GPU's file of times."""
+    if isinstance(tile, RowsTile):
+        rows, _, steps = tile.block
+        tile = SwappedTile((rows, tile.multiplied_n, steps), tile.warpgroups, tile.parts, tile.cluster)
+        return f"{IN_ROWS} {tile}"
     return f"{EXCHANGED if tile.swapped else UPRIGHT} {tile}"

@@ -261,7 +261,7 @@ def test_times_of_the_call_are_taken_from_records_of_drawn_shapes() -> None:
     for problem, pairs in said.items():
         ((name, us),) = found[problem].items()
         tile = all_tiles().place(name)
-        text = name if tile is None else f"{all_tiles().tile(tile)},"
+        text = name if tile is None else f"{all_tiles().tile(tile, problem.n)},"
         assert us == [time for config, time in pairs if text in config][-1]
     assert not found.keys() & {Matmul(*each.shape, "float16", each.layout) for each in records if ";" in each.config}
     one = plain[0]

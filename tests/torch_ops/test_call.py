@@ -198,12 +198,13 @@ def _use(
         rows: tuple[int, int],
         short: Short | None,
         gaps: bool,
+        exact: bool,
     ) -> Choice | Streamed | Unaligned:
         if choosing is _simple and short:
             return Unaligned(fastest_tile(short.problem, 132)[0])
         if choosing is _simple and (batch, any_rows) == (1, False):
             return _simple(problem, machine)
-        return choose(problem, machine, batch, any_rows, dense, narrows, rows, short)
+        return choose(problem, machine, batch, any_rows, dense, narrows, rows, short, gaps, exact)
 
     def lowered(choice: Choice | Streamed, problem: Matmul, setting: Setting, _compiler: Any) -> CompiledKernel:
         key = (str(choice), problem, replace(setting, machine=None))

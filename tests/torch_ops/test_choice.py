@@ -33,7 +33,7 @@ from tensorir_ladder.torch_ops.estimates import CostFile, Estimates, MeasuredSha
 from tensorir_ladder.torch_ops.few_rows import Streamed
 from tensorir_ladder.torch_ops.kernel_cost import Forms, KTile, microseconds
 from tensorir_ladder.torch_ops.nearby import Measured, Nearby, kernel_places, product_places
-from tensorir_ladder.torch_ops.one_tile import CLUSTERS, all_tiles, named
+from tensorir_ladder.torch_ops.one_tile import CLUSTERS, all_tiles, named, one_tile_microseconds, one_tile_stages
 from tensorir_ladder.torch_ops.operands import Form, arrange, output_rows
 
 H200 = hopper(name="NVIDIA H200")
@@ -230,12 +230,72 @@ def test_names_of_exchanged_tiles_say_which_blocks_share_loads() -> None:
         tiles.place("upright 64x88x64/1x1/1x1/1")
     with pytest.raises(ValueError, match="names no tile"):
         tiles.place(f"exchanged {upright}")
-    of_either = [
-        {*zip(*(each[which].tolist() for each in (tiles.down, tiles.across)))}
-        for which in (~tiles.upright, tiles.upright)
+    of_kinds = [
+        {*zip(*(each[tiles.kind == kind].tolist() for each in (tiles.down, tiles.across)))} for kind in range(3)
     ]
-    assert of_either == [{*CLUSTERS}, {cluster[::-1] for cluster in CLUSTERS}]
+    assert of_kinds == [{*CLUSTERS}, {cluster[::-1] for cluster in CLUSTERS}, {(1, 1), (2, 1), (4, 1)}]
     assert not (tiles.shared & tiles.split).any()
+
+
+def test_tiles_of_whole_rows_are_named_by_the_most_columns_that_they_take() -> None:
+    """Their times tell of all such products; the tile itself has the product's columns, and as many stages as fit."""
+    tiles = all_tiles()
+    for text, n, made in (
+        ("88x192x64/1x3/3", 152, "88x152x64rows/1x3/3"),
+        ("16x64x64/1x1/1/4x1", 24, "16x24x64rows/1x1/1/4x1"),
+        ("40x256x64/1x2/2", 200, "40x200x64rows/1x2/2"),
+    ):
+        place = tiles.place(f"rows {text}")
+        assert place is not None
+        assert tiles.in_rows[place]
+        assert (str(tiles.tile(place, n)), named(tiles.tile(place, n))) == (made, f"rows {text}")
+        stages = one_tile_stages(Matmul(tiles.rows[place] * 4, n, 4096, "float16"), place, 132)
+        assert stages == most_stages(tiles.tile(place, n), 8 if tiles.down[place] == 1 else 16)
+    for unoffered in ("72x64x64/1x1/1/2x4", "72x64x128/1x1/1", "248x192x64/1x3/1"):
+        assert tiles.place(f"rows {unoffered}") is None
+
+
+@pytest.mark.parametrize("n", [8, 56, 72, 152, 200, 248])
+def test_whole_rows_are_offered_where_one_tile_has_all_of_them(n: int) -> None:
+    """And to no B that is transposed, has gaps between rows, or rows that lie in the same banks."""
+    tiles, multiprocessors, rates = all_tiles(), 132, FILE.one_tile
+    of = tiles.in_rows
+
+    def offered(n: int, k: int, nt: bool, b_row: int) -> set[int]:
+        us = one_tile_microseconds(tiles, 1000, n, k, nt, k, b_row, multiprocessors, rates)
+        return set(tiles.columns[of & np.isfinite(us)].tolist())
+
+    assert offered(n, 4096, False, n) == {-(-n // 64) * 64}
+    assert not offered(n, 4096, True, 4096)
+    assert not offered(n, 4096, False, n + 8)
+    assert not offered(n + 1, 4096, False, n + 1)
+    assert not offered(n, 4095, False, n)
+    assert not offered(-(-n // 64) * 64, 4096, False, -(-n // 64) * 64)
+    assert not offered(n + 256, 4096, False, n + 256)
+
+
+def test_a_long_reduction_of_few_columns_reads_whole_rows() -> None:
+    """Of operands that have the problem's sizes: a kernel reads B as lines, of which there are no others."""
+    problem = Matmul(1056, 152, 8136, "float16")
+    taken = choose(problem, H200)
+    assert (taken.kernel, taken.tile.in_rows, taken.tile.block_n) == (EXCHANGED, True, 152)
+    assert not choose(replace(problem, layout="nt"), H200).tile.in_rows
+
+
+@pytest.mark.parametrize(
+    ("k", "n", "step", "any_m", "whole"),
+    [
+        (8136, 152, 152, False, True),
+        (8136, 152, 160, False, False),  # gaps between rows of B
+        (8135, 152, 152, False, False),  # A is copied to longer rows, and B has none for these
+        (8136, 151, 151, False, False),  # B is
+        (8136, 152, 152, True, False),
+    ],
+)
+def test_whole_rows_are_read_of_operands_that_lie_so(k: int, n: int, step: int, any_m: bool, whole: bool) -> None:
+    operands = arrange(Form("a", (1056, k), (k, 1), "float16"), Form("b", (k, n), (step, 1), "float16"), "float16")
+    choice, _, _ = choose_for(operands, PLAIN, any_m, H200)
+    assert choice.tile.in_rows == whole
 
 
 @pytest.mark.parametrize(
@@ -266,11 +326,11 @@ def test_few_tiles_exchange_the_operands_and_even_shares_of_columns_have_their_w
 
 def test_a_long_reduction_of_few_tiles_goes_in_parts_with_its_operands_as_they_are() -> None:
     """88 columns are an instruction's as they are, and 128 of exchanged operands."""
-    taken = choose(Matmul(872, 88, 6704, "float16"), H200)
+    taken = choose(Matmul(872, 88, 6704, "float16", "nt"), H200)
     assert taken.kernel is UPRIGHT
     assert taken.tile.parts > 4
     for batch, any_rows in ((2, False), (1, True)):
-        assert choose(Matmul(872, 88, 6704, "float16"), H200, batch, any_rows).tile.parts == 1
+        assert choose(Matmul(872, 88, 6704, "float16", "nt"), H200, batch, any_rows).tile.parts == 1
 
 
 @pytest.mark.parametrize(("shape", "layout"), [((872, 88, 6704), "nn"), ((16, 1024, 4096), "nt")], ids=str)
