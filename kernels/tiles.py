@@ -368,10 +368,14 @@ class SwappedTile(RoleTile):
         return False
 
     @property
+    def multiplied_n(self) -> int:
+        """Columns that the warpgroups multiply."""
+        return self.block_n
+
+    @property
     def turned(self) -> RoleTile:
         """The tile of the product as the instruction sees it: B's columns down, A's rows across."""
-        rows, columns, steps = self.block
-        return RoleTile((columns, rows, steps), self.warpgroups[::-1])
+        return RoleTile((self.multiplied_n, self.block_m, self.block_k), self.warpgroups[::-1])
 
     @property
     def registers(self) -> int:
@@ -402,7 +406,7 @@ class SwappedTile(RoleTile):
         rows, columns = self.warpgroups
         sides = (
             ("rows of the block", self.block_m, "warpgroups along rows", rows),
-            ("columns of the block", self.turned.block_m, "warpgroups along columns", columns),
+            ("columns of the block", self.multiplied_n, "warpgroups along columns", columns),
         )
         found = indivisible(sides) + self.oversized()
         if not found:
@@ -415,20 +419,20 @@ class SwappedTile(RoleTile):
     @property
     def sum_pitch(self) -> int:
         """As of upright tiles; here a thread stores one sum at once, a warp 8 columns of every other of 8 rows."""
-        return self.block_n + SUM_PAD
+        return self.multiplied_n + SUM_PAD
 
     @property
     def result_bytes(self) -> int:
         """Return the block's shared memory for results: in float32 where the sums are of parts, else rounded."""
-        return int(_swapped_results(self.block_m, self.block_n, self.parts))
+        return int(_swapped_results(self.block_m, self.multiplied_n, self.parts))
 
     def smem_bytes(self, itemsize: int, stages: int = 1) -> int:
         """Return the shared memory of a block: stages with two barriers each, and results, beside them or within."""
-        return int(_swapped_bytes(*self.block, self.parts, itemsize, stages))
+        return int(_swapped_bytes(*self.block, self.parts, itemsize, stages, self.multiplied_n))
 
     def results_in_ring(self, itemsize: int, stages: int) -> bool:
         """Tell whether results lie in the ring's memory: those of parts, or where stages leave them none beside it."""
-        return bool(_results_in_ring(*self.block, self.parts, itemsize, stages))
+        return bool(_results_in_ring(*self.block, self.parts, itemsize, stages, self.multiplied_n))
 
     def resident(self, itemsize: int, stages: int) -> int:
         """Return how many blocks a multiprocessor holds at once, by shared memory and registers: 1 to 4."""
@@ -465,11 +469,6 @@ class RowsTile(SwappedTile):
         """Columns that a warpgroup multiplies."""
         return self.multiplied_n // self.warpgroups[1]
 
-    @property
-    def turned(self) -> RoleTile:
-        """See :attr:`SwappedTile.turned`."""
-        return RoleTile((self.multiplied_n, self.block_m, self.block_k), self.warpgroups[::-1])
-
     def misfits(self) -> list[str]:
         """Return also what is no piece of ``ldmatrix``, or takes more registers than there are."""
         found = super().misfits()
@@ -489,29 +488,14 @@ class RowsTile(SwappedTile):
         return super().consumer_registers + self.group_n * self.block_k // (2 * WARPGROUP)
 
     @property
-    def sum_pitch(self) -> int:
-        """See :attr:`SwappedTile.sum_pitch`."""
-        return self.multiplied_n + SUM_PAD
-
-    @property
-    def result_bytes(self) -> int:
-        """See :attr:`SwappedTile.result_bytes`."""
-        return int(_swapped_results(self.block_m, self.multiplied_n, self.parts))
-
-    def smem_bytes(self, itemsize: int, stages: int = 1) -> int:
-        """See :meth:`SwappedTile.smem_bytes`."""
-        ring, results = _ring_bytes(*self.block, itemsize, stages), self.result_bytes
-        within = self.results_in_ring(itemsize, stages)
-        return int(max(ring, results) if within else ring + results) + 2 * BARRIER_BYTES * stages
-
-    def results_in_ring(self, itemsize: int, stages: int) -> bool:
-        """See :meth:`SwappedTile.results_in_ring`."""
-        beside = _ring_bytes(*self.block, itemsize, stages) + self.result_bytes
-        return bool(self.parts > 1 or beside + 2 * BARRIER_BYTES * stages > _room(1))
+    def registers(self) -> int:
+        """Registers that every thread is launched with: a consumer's, which also has B's columns in some."""
+        launched = super().registers
+        return launched if self.roles_exchange else max(launched, self.consumer_registers)
 
 
 # What a tile of exchanged operands takes, also of many at once (:mod:`torch_ops.one_tile`): of numbers or arrays. Rows
-# and columns that registers are counted of are a consumer's.
+# and columns that registers are counted of are a consumer's. Results are of the columns that are ``multiplied``.
 
 
 def _swapped_results(rows: Any, columns: Any, parts: Any) -> Any:
@@ -545,15 +529,17 @@ def _ring_bytes(rows: Any, columns: Any, steps: Any, itemsize: int, stages: Any)
     return (rows + columns) * steps * itemsize * stages
 
 
-def _results_in_ring(rows: Any, columns: Any, steps: Any, parts: Any, itemsize: int, stages: Any) -> Any:
+def _results_in_ring(
+    rows: Any, columns: Any, steps: Any, parts: Any, itemsize: int, stages: Any, multiplied: Any
+) -> Any:
     """Tell whether results lie in the ring: sums of parts, and where so many stages have no room for them beside it."""
-    beside = _ring_bytes(rows, columns, steps, itemsize, stages) + _swapped_results(rows, columns, parts)
+    beside = _ring_bytes(rows, columns, steps, itemsize, stages) + _swapped_results(rows, multiplied, parts)
     return (parts > 1) | (beside + 2 * BARRIER_BYTES * stages > _room(1))
 
 
-def _swapped_bytes(rows: Any, columns: Any, steps: Any, parts: Any, itemsize: int, stages: Any) -> Any:
-    ring, results = _ring_bytes(rows, columns, steps, itemsize, stages), _swapped_results(rows, columns, parts)
-    within = _results_in_ring(rows, columns, steps, parts, itemsize, stages)
+def _swapped_bytes(rows: Any, columns: Any, steps: Any, parts: Any, itemsize: int, stages: Any, multiplied: Any) -> Any:
+    ring, results = _ring_bytes(rows, columns, steps, itemsize, stages), _swapped_results(rows, multiplied, parts)
+    within = _results_in_ring(rows, columns, steps, parts, itemsize, stages, multiplied)
     return np.where(within, np.maximum(ring, results), ring + results) + 2 * BARRIER_BYTES * stages
 
 
@@ -579,10 +565,10 @@ def swapped_room(
     registers = _swapped_registers(rows, columns // groups, groups)
     stages = np.zeros((2, *rows.shape), rows.dtype)
     for count in range(1, int(np.max(most)) + 1):  # as most_stages: the most that fit
-        smem_bytes = _swapped_bytes(rows, columns, steps, parts, 2, count)
+        smem_bytes = _swapped_bytes(rows, columns, steps, parts, 2, count, columns)
         fits = np.stack([smem_bytes <= _room(blocks) for blocks in (1, 2)]) & (count <= np.asarray(most))
         stages[fits] = count
-    smem_bytes = _swapped_bytes(rows, columns, steps, parts, 2, stages)
+    smem_bytes = _swapped_bytes(rows, columns, steps, parts, 2, stages, columns)
     held = _resident(smem_bytes, (groups + 1) * WARPGROUP, registers)
     return stages, np.where(registers <= MOST_CONSUMER_REGISTERS, held, 0)
 

@@ -228,9 +228,10 @@ def load(
 ) -> None:
     """Emit the copy of the box at (row, column) to shared memory at ``into``, a multiple of 1024 bytes.
 
-    One thread's instruction, which returns at once; the box's bytes, zeros included, count down the mbarrier's
-    expected bytes as they arrive. With more ``blocks`` it arrives in all of the cluster, or in those of a
-    :class:`Multicast`, at the same place of each. What ``streams`` is read once, and leaves the L2 cache first.
+    Or of 128, where the box is not swizzled. One thread's instruction, which returns at once; the box's bytes, zeros
+    included, count down the mbarrier's expected bytes as they arrive. With more ``blocks`` it arrives in all of the
+    cluster, or in those of a :class:`Multicast`, at the same place of each. What ``streams`` is read once, and leaves
+    the L2 cache first.
     """
     address, place = _place(tensor_map, column, row)
     given = blocks if isinstance(blocks, Multicast) else Multicast(blocks)

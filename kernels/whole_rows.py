@@ -2,7 +2,7 @@
 
 Of a B stored [k, n] a k tile has rows of n elements. TMA takes twice the time and more for boxes of it, rows of 128
 bytes, where these lie across cache lines and sectors (:func:`torch_ops.one_tile.across_lines`). But a k tile of all
-columns is one piece of memory that begins with a line: it is loaded as lines, whatever lies in them.
+columns is one piece of memory, which begins with a line where B does: it is loaded as lines, whatever lies in them.
 
 ::
 
@@ -24,7 +24,7 @@ from tvm.script import tirx as T
 from tvm.tirx import Buffer, Var
 
 from tensorir_ladder.kernels import tma
-from tensorir_ladder.kernels.held import bound
+from tensorir_ladder.kernels.held import bound, held_descriptor
 from tensorir_ladder.kernels.roles import Consumer
 from tensorir_ladder.kernels.wgmma import FRAGMENT, keep, retire
 from tensorir_ladder.schedules.errors import IllegalTile
@@ -127,7 +127,9 @@ class RowsConsumer(Consumer):
 
     def _bind_operands(self, tile: RoleTile) -> None:
         product, ring = self.product, self.shared.ring
-        self.b = bound("b", product.b.descriptor(ring.ptr_to([product.a.bytes])))
+        b_place = product.a.bytes + product.b.extent_offset(self.column)
+        bind = held_descriptor if product.holds else bound
+        self.b = bind("b", product.b.descriptor(ring.ptr_to([b_place])))
         own = self.row + self.here.warp * WARP_ROWS
         self.places = [
             bound(f"place_{row_tile}", product.a.lane_offset(self.here.lane, own + row_tile * WGMMA_ROWS))
@@ -142,13 +144,13 @@ class RowsConsumer(Consumer):
         """Emit the wgmma of a k tile that is there, the second half of which runs on."""
         self._take(0)
         self._issue(0, accumulate)
-        marks.mark("mma issued", k_tile)
         self._retire(1)
         if k_tile > 0:
             T.cuda.warp_sync()  # all lanes have read the k tile before
             self.say_empty(marks, k_tile - 1)
         self._take(1)
         self._issue(1, T.bool(True))
+        marks.mark("mma issued", k_tile)
         self._retire(0)
 
     @T.inline

@@ -356,7 +356,8 @@ class Tuned(msgspec.Struct, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.step not in KERNELS:
             raise ValueError(f"no kernel of step {self.step}")
-        self.choice  # noqa: B018 - a tile that does not parse is an error of the file
+        if isinstance(self.choice.tile, RoleTile) and self.choice.tile.swapped:
+            raise ValueError(f"step {self.step} takes no tile of exchanged operands by such a line, as {self.tile} is")
 
     @property
     def choice(self) -> Choice:

@@ -195,7 +195,10 @@ def _upright_sizes() -> np.ndarray:
 
 
 def _rows_sizes() -> np.ndarray:
-    """Return the same of exchanged tiles of whole rows: stages and blocks of as many columns as there may be."""
+    """Return the same of exchanged tiles of whole rows: stages and blocks of as many columns as there may be.
+
+    Of fewer columns a tile has more stages, or is one of two blocks where it is priced as one with more stages.
+    """
     found = []
     shared = [((down, 1), 1) for down in (1, 2, 4)] + [((1, 1), parts) for parts in range(2, MOST_PARTS + 1)]
     for width, (side, groups), (cluster, parts) in itertools.product(range(EIGHT, MOST_ROWS + 1, EIGHT), SIDES, shared):

@@ -125,7 +125,7 @@ class TensorMap:
                 f"the kernel reads {self.buffer} as lines",
                 value=f"{matrix.rows} rows of {matrix.columns}, {matrix.row_bytes} bytes apart",
                 limit=f"{extent} elements side by side",
-                remedy="give a contiguous matrix of the shape that the kernel was made for",
+                remedy="give a contiguous matrix of as many",
             )
         return self
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from tensorir_ladder.harness.verify import verify
 from tensorir_ladder.kernels.codegen.host_code import launch_plan
 from tensorir_ladder.kernels.codegen.launch_plan import Rows, UnsupportedLaunch
 from tensorir_ladder.kernels.codegen.lowering import Generated, generate
-from tensorir_ladder.kernels.codegen.toolchain import Compiler
+from tensorir_ladder.kernels.codegen.toolchain import Compiler, arch_flags, ptxas_facts, run_nvcc
 from tensorir_ladder.kernels.swapped import swapped
 from tensorir_ladder.kernels.tiles import RoleTile, RowsTile, most_stages
 from tensorir_ladder.kernels.whole_rows import WholeRows
@@ -77,6 +78,20 @@ def test_every_limit_of_such_a_tile_is_named(tile: str, clause: str) -> None:
 def test_other_rows_are_refused(n: int, layout: str) -> None:
     with pytest.raises(IllegalTile, match=rf"whole rows of a B stored \[k, n\].*of {n} columns, layout {layout}"):
         swapped(Matmul(16, n, 264, "float16", layout), RoleTile.parse("16x56x64rows/1x1/1"), 3)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    "tile", ["24x200x64rows/1x2/1", "24x240x64rows/1x2/1", "24x216x64rows/1x2/3", "8x8x64rows/1x1/1"]
+)
+def test_few_rows_have_registers_for_both_halves(tile: str, compiler: Compiler, tmp_path: Path) -> None:
+    """Else ptxas has each instruction wait for the one before, and says so."""
+    parsed = RoleTile.parse(tile)
+    assert parsed.registers >= parsed.consumer_registers
+    generated = overlapped((2646, parsed.block_n, 520), tile)
+    log = run_nvcc(compiler, generated.cuda, tmp_path, "kernel.cubin", "-cubin", *arch_flags("sm_90a"))
+    assert "serialized" not in log
+    assert ptxas_facts(log)["spill_bytes"] == 0
 
 
 # The code
@@ -149,6 +164,8 @@ def test_only_matrices_that_lie_as_the_kernel_was_made_for_are_lines() -> None:
         ((100, 152, 264), "24x152x64rows/1x3/1/2x1", {}),
         ((70, 200, 136), "8x200x64rows/1x2/1/4x1", {"stages": 6}),
         ((9, 40, 264), "16x40x64rows/1x1/2", {"variant": "bounded"}),
+        ((20, 56, 136), "16x56x64rows/2x1/1", {}),  # warpgroups beside each other along rows
+        ((30, 24, 136), "24x24x64rows/3x1/1", {"out_dtype": "float32"}),
     ],
     ids=str,
 )
