@@ -264,10 +264,12 @@ def one_tile_microseconds(
     stages, held = (np.where(on_each > 1, each[1], each[0]) for each in (t.stages, t.held))
     step = t.depth * ITEMSIZE  # bytes of a row in a k tile
     rounds = -(-on_each // held)
-    columns = np.where(t.in_rows, np.minimum(t.columns, n), t.columns)
+    columns = np.minimum(t.columns, n)
+    # A panel along n is asked for row by row: a narrow one, with fewer columns, takes as long as a whole one.
+    b_columns = np.where(t.upright & ~np.asarray(nt, bool), -(-columns // PANEL) * PANEL, columns)
     # What blocks of a cluster share arrives in each of them, and is asked for by one of them at a time.
-    asked = (np.minimum(t.rows, m) * a_factor / t.across + np.minimum(t.columns, n) * b_factor / t.down) * step
-    arriving = (t.rows + columns) * step
+    asked = (np.minimum(t.rows, m) * a_factor / t.across + b_columns * b_factor / t.down) * step
+    arriving = (t.rows + np.where(t.in_rows, columns, t.columns)) * step
     loading = np.maximum(asked * np.maximum(1 / r.load_bytes, busy / r.all_load_bytes), arriving / r.arriving_bytes)
     multiplying = t.work / r.multiply_adds
     # Zeros for rows beyond a matrix are written more slowly than rows arrive: to all tiles, or some at the edge.
