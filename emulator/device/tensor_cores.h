@@ -43,6 +43,7 @@ inline void move_matrices(MatrixMove* const* lanes, bool stores) {
 void load_matrices(uint* const* to, int count, bool transposed, uint address) {
   Thread& t = EMU_THREAD;
   MatrixMove move = {&t, to, nullptr, address, count, transposed};
+  for (int r = 0; r < count; ++r) access_memory(to[r], REGISTER, true, t.place);  // wgmma may have them, or read them next
   warp_together(t, "ldmatrix", ALL, move, [](MatrixMove* const* lanes) { move_matrices(lanes, false); });
 }
 

@@ -200,12 +200,20 @@ def where_loaded(what: str, put: str, text: str) -> str:
     return "\n".join(lines)
 
 
+FENCE = "tvm_builtin_ptx_wgmma_fence_fence_sync_aligned();"
 BROKEN: dict[str, tuple[Callable[[str], str], str]] = {
     "a stage is said to be empty before all lanes have read it": (
         lambda text: text.replace("tvm_builtin_cuda_warp_sync();", ";", 1),
         "race",
     ),
-    "registers are overwritten that an instruction reads": (lambda text: text.replace(RETIRED, ";"), "wgmma|register"),
+    "registers are overwritten that an instruction reads": (
+        lambda text: text.replace(RETIRED, ";"),
+        "register in flight: a register that wgmma still reads is written",
+    ),
+    "registers are read before they are the instruction's": (
+        lambda text: ";".join(text.rsplit(FENCE, 1)),
+        "missing wgmma.fence",
+    ),
     "the second eight rows are the first": (
         lambda text: where_loaded("& 31) >> 4)", "& 31) >> 5)", text),
         "Mismatched",
