@@ -23,7 +23,6 @@ from tensorir_ladder.kernels.codegen.launch_plan import Rows
 from tensorir_ladder.kernels.codegen.toolchain import Compiler
 from tensorir_ladder.kernels.tiles import RoleTile
 from tensorir_ladder.schedules.cost import Machine
-from tensorir_ladder.schedules.errors import IllegalTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.choice import Choice, Setting, choices, of_one_tile
 from tensorir_ladder.torch_ops.driver import cuda_driver
@@ -217,17 +216,10 @@ def _one_tile(config: str) -> str:
         return ""
     try:
         name = named(RoleTile.parse(match[1]))
-    except IllegalTile:
+        offered = all_tiles().place(name) is not None
+    except ValueError:  # no tile, or one that files have no name for
         return ""
-    return name if _known(name) else ""
-
-
-def _known(name: str) -> bool:
-    """Tell whether a tile is one that is offered."""
-    try:
-        return all_tiles().place(name) is not None
-    except ValueError:
-        return False
+    return name if offered else ""
 
 
 def file_text(file: CostFile) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from tvm.ir import Expr
 from tvm.script import tirx as T
+from tvm.tirx import Var
 
 from tensorir_ladder.kernels.held import bound, held, held_descriptor, named
+from tensorir_ladder.kernels.panels import Panels
 from tensorir_ladder.kernels.ring import Barriers, RingState
 from tensorir_ladder.kernels.tiles import PRODUCER_REGISTERS, RESULT_BOXES, RoleTile
 from tensorir_ladder.kernels.tma import Multicast
@@ -292,21 +294,22 @@ class Consumer:
         self.number = bound("consumer", here.warpgroup - 1)
         self.row = bound("group_row", self.number // tile.warpgroups[1] * tile.group_m)
         self.column = bound("group_column", self.number % tile.warpgroups[1] * tile.group_n)
-        self._bind_operands(tile)
+        self._bind_operands()
         self.holds_there = here.overlapped and here.cluster > 1
         if self.holds_there:
             self.there = bound("there", shared.empty.there(0, here.lane, here.is_filled_by(here.lane)))
         self.read = RingState(shared.stages, 0)
         self._begin()
 
-    def _bind_operands(self, _tile: RoleTile) -> None:
+    def _bind_operands(self) -> None:
         """Emit where the warpgroup's parts of both operands lie in a stage."""
-        product, ring = self.product, self.shared.ring
-        a_place = product.a.extent_offset(self.row)
-        b_place = product.a.bytes + product.b.extent_offset(self.column)
-        bind = held_descriptor if product.holds else bound
-        self.a = bind("a", product.a.descriptor(ring.ptr_to([a_place])))
-        self.b = bind("b", product.b.descriptor(ring.ptr_to([b_place])))
+        product = self.product
+        self.a = self._bind_descriptor("a", product.a, product.a.extent_offset(self.row))
+        self.b = self._bind_descriptor("b", product.b, product.a.bytes + product.b.extent_offset(self.column))
+
+    def _bind_descriptor(self, name: str, panels: Panels, place: Expr) -> Var:
+        bind = held_descriptor if self.product.holds else bound
+        return bind(name, panels.descriptor(self.shared.ring.ptr_to([place])))
 
     @T.inline
     def _begin(self):

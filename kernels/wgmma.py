@@ -7,7 +7,8 @@ Source: PTX ISA, "Asynchronous warpgroup level matrix instructions" (register fr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -90,23 +91,20 @@ class WarpgroupProduct(TileProduct):
         ``a`` and ``b`` are the warpgroup's descriptors in stage 0; ``accumulate`` says whether there are sums to add
         to already. The sums must not be touched until :func:`retire`.
         """
-        keep(sums)
-        T.evaluate(T.ptx.wgmma.fence.sync.aligned())
         transposed = int(self.a.major == "n"), int(self.b.major == "n")
-        for step in range(self.a.depth // STEP):
-            added = accumulate if step == 0 else T.bool(True)
-            for row_tile in range(self.row_tiles):
-                rows = self.a.step_offset(step) + self.a.extent_offset(row_tile * WGMMA_ROWS)
-                column = 0
-                for share in self.shares or (self.columns,):  # sums of all columns lie as one instruction's would
-                    first = row_tile * self.registers_per_tile + column * WGMMA_ROWS // WARPGROUP
-                    own = [sums[first + i] for i in range(share * WGMMA_ROWS // WARPGROUP)]
-                    columns = self.b.step_offset(step) + self.b.extent_offset(column)
-                    operands = (self.moved(a, stage, rows), self.moved(b, stage, columns))
-                    T.evaluate(T.ptx[self._instruction(share)](*own, *operands, added, 1, 1, *transposed))
-                    column += share
-        T.evaluate(T.ptx.wgmma.commit_group.sync.aligned())
-        keep(sums)
+        with _one_group(sums):
+            for step in range(self.a.depth // STEP):
+                added = accumulate if step == 0 else T.bool(True)
+                for row_tile in range(self.row_tiles):
+                    rows = self.a.step_offset(step) + self.a.extent_offset(row_tile * WGMMA_ROWS)
+                    column = 0
+                    for share in self.shares or (self.columns,):  # sums of all columns lie as one instruction's would
+                        first = row_tile * self.registers_per_tile + column * WGMMA_ROWS // WARPGROUP
+                        own = [sums[first + i] for i in range(share * WGMMA_ROWS // WARPGROUP)]
+                        columns = self.b.step_offset(step) + self.b.extent_offset(column)
+                        operands = (self.moved(a, stage, rows), self.moved(b, stage, columns))
+                        T.evaluate(T.ptx[self._instruction(share)](*own, *operands, added, 1, 1, *transposed))
+                        column += share
 
     def multiply_beside_ring(self, sums: Buffer, a: Expr, b: Expr, stage: Expr) -> None:
         """Emit the same where a ring's stages hold B's tile alone and A's lies beside it; sums begin with it."""
@@ -135,18 +133,15 @@ class WarpgroupProduct(TileProduct):
         ``packed`` has those of each step's row tiles, one after the other. B lies behind A's part of a stage.
         """
         keep(packed)
-        keep(sums)
-        T.evaluate(T.ptx.wgmma.fence.sync.aligned())
-        for number, step in enumerate(steps):
-            added = accumulate if number == 0 else T.bool(True)
-            for row_tile in range(self.row_tiles):
-                first, place = row_tile * self.registers_per_tile, (number * self.row_tiles + row_tile) * FRAGMENT
-                own = [sums[first + i] for i in range(self.registers_per_tile)]
-                rows = [packed[place + i] for i in range(FRAGMENT)]
-                columns = self.moved(b, stage, self.b.step_offset(step))
-                T.evaluate(T.ptx[self.instruction](*own, *rows, columns, added, 1, 1, int(self.b.major == "n")))
-        T.evaluate(T.ptx.wgmma.commit_group.sync.aligned())
-        keep(sums)
+        with _one_group(sums):
+            for number, step in enumerate(steps):
+                added = accumulate if number == 0 else T.bool(True)
+                for row_tile in range(self.row_tiles):
+                    first, place = row_tile * self.registers_per_tile, (number * self.row_tiles + row_tile) * FRAGMENT
+                    own = [sums[first + i] for i in range(self.registers_per_tile)]
+                    rows = [packed[place + i] for i in range(FRAGMENT)]
+                    columns = self.moved(b, stage, self.b.step_offset(step))
+                    T.evaluate(T.ptx[self.instruction](*own, *rows, columns, added, 1, 1, int(self.b.major == "n")))
 
     def _b_in(self, stage: Expr, b: Expr, step: int) -> Expr:
         return b + T.Cast("uint64", (stage * self.b.bytes + self.b.step_offset(step)) // 16)
@@ -158,14 +153,21 @@ class WarpgroupProduct(TileProduct):
         accumulate: Expr,
         transposed: tuple[int, ...],
     ) -> None:
-        keep(sums)
-        T.evaluate(T.ptx.wgmma.fence.sync.aligned())
-        for step in range(self.b.depth // STEP):
-            added = accumulate if step == 0 else T.bool(True)
-            own = [sums[i] for i in range(self.registers)]
-            T.evaluate(T.ptx[self.instruction](*own, *operands(step), added, 1, 1, *transposed))
-        T.evaluate(T.ptx.wgmma.commit_group.sync.aligned())
-        keep(sums)
+        with _one_group(sums):
+            for step in range(self.b.depth // STEP):
+                added = accumulate if step == 0 else T.bool(True)
+                own = [sums[i] for i in range(self.registers)]
+                T.evaluate(T.ptx[self.instruction](*own, *operands(step), added, 1, 1, *transposed))
+
+
+@contextmanager
+def _one_group(sums: Buffer) -> Iterator[None]:
+    """Emit what lies around instructions that add to ``sums`` and are awaited together."""
+    keep(sums)
+    T.evaluate(T.ptx.wgmma.fence.sync.aligned())
+    yield
+    T.evaluate(T.ptx.wgmma.commit_group.sync.aligned())
+    keep(sums)
 
 
 def retire(sums: Buffer, in_flight: int) -> None:

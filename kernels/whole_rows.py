@@ -24,7 +24,7 @@ from tvm.script import tirx as T
 from tvm.tirx import Buffer, Var
 
 from tensorir_ladder.kernels import tma
-from tensorir_ladder.kernels.held import bound, held_descriptor
+from tensorir_ladder.kernels.held import bound
 from tensorir_ladder.kernels.roles import Consumer
 from tensorir_ladder.kernels.wgmma import FRAGMENT, keep, retire
 from tensorir_ladder.schedules.errors import IllegalTile
@@ -32,7 +32,7 @@ from tensorir_ladder.schedules.isa import PANEL, PIECE_ROWS, ROW_BYTES, STEP, WG
 from tensorir_ladder.schedules.workloads import Matmul
 
 if TYPE_CHECKING:
-    from tensorir_ladder.kernels.tiles import RoleTile, RowsTile
+    from tensorir_ladder.kernels.tiles import RowsTile
 
 ITEMSIZE = 2
 HALVES = 2  # of a k tile: one is multiplied while the other is on its way to registers
@@ -125,11 +125,10 @@ class RowsConsumer(Consumer):
             wait for wgmma of the half before             # after a first half: the k tile before is read
     """
 
-    def _bind_operands(self, tile: RoleTile) -> None:
-        product, ring = self.product, self.shared.ring
-        b_place = product.a.bytes + product.b.extent_offset(self.column)
-        bind = held_descriptor if product.holds else bound
-        self.b = bind("b", product.b.descriptor(ring.ptr_to([b_place])))
+    def _bind_operands(self) -> None:
+        """Emit where the warpgroup's rows of A lie in a stage, and each lane's place of B's; and their registers."""
+        product = self.product
+        self.b = self._bind_descriptor("b", product.b, product.a.bytes + product.b.extent_offset(self.column))
         own = self.row + self.here.warp * WARP_ROWS
         self.places = [
             bound(f"place_{row_tile}", product.a.lane_offset(self.here.lane, own + row_tile * WGMMA_ROWS))

@@ -250,8 +250,7 @@ def choose(
     that rows of A and B begin apart where the kernel reads them; without gaps if None. ``short``: what a kernel may
     read as it lies instead, without copies. Where the output has ``gaps`` between its rows, no reduction is in parts,
     whose results TMA does not store: they would be copied. ``exact``: operands have the problem's sizes; else no rows
-    are read whole. Raises IllegalTile where the GPU can hold no choice, with
-    what is wrong with the first.
+    are read whole. Raises IllegalTile where the GPU can hold no choice, with what is wrong with the first.
     """
     measured = tuned(machine.name).get((problem.m, problem.n, problem.k, problem.dtype, problem.layout))
     flexible = batch > 1 or any_rows

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import tvm
 
+from support.broken_texts import hold_caught
 from support.cases import hopper
 from support.roles import roles, roles_case
-from tensorir_ladder.emulator import EmulatedProgram, KernelFault
 from tensorir_ladder.harness.build import compiled, lower
 from tensorir_ladder.harness.emulation import EmulatorBackend
 from tensorir_ladder.harness.execution import GpuBackend
@@ -228,22 +228,10 @@ BROKEN: dict[str, tuple[Callable[[str], str], str]] = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_is_broken_is_caught(name: str) -> None:
     change, fault = BROKEN[name]
-    found = overlapped((40, 56, 520), "16x56x64rows/1x1/1")
-    a, b = (np.random.default_rng(7).integers(-3, 4, sizes).astype(np.float16) for sizes in ((40, 520), (520, 56)))
-    wanted = (a.astype(np.float64) @ b.astype(np.float64)).astype(np.float16)
-
-    def run(text: str, orders: int) -> None:
-        program = EmulatedProgram("rows", text, (launch_plan(found),), ("A", "B", "C"), operands=("A", "B"))
-        for seed in range(orders):
-            c = np.full(wanted.shape, np.nan, np.float16)
-            program(a, b, c, seed=seed)
-            np.testing.assert_array_equal(c, wanted)
-
+    shape = (40, 56, 520)
+    found = overlapped(shape, "16x56x64rows/1x1/1")
     assert LOADED in found.cuda
-    assert change(found.cuda) != found.cuda
-    run(found.cuda, 5)
-    with pytest.raises((KernelFault, AssertionError), match=fault):
-        run(change(found.cuda), 40)
+    hold_caught(found, change, Matmul(*shape, "float16"), fault, right=5, orders=40)
 
 
 @pytest.mark.gpu
