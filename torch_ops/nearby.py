@@ -17,7 +17,7 @@ from tensorir_ladder.torch_ops.kernel_cost import LINE
 from tensorir_ladder.torch_ops.one_tile import EIGHT, SECTOR
 
 FEWEST_ROWS = 16  # fewer cost the same
-NEAREST = 320  # times that are asked: more say little more, and take longer
+NEAREST = 640  # times that are asked: more say little more, and take longer
 # How far products are from each other: doublings of m, n and k; rows that lie across cache lines, B's as A's; rows
 # that begin within sectors of them.
 M, N, K, LINES, SECTORS = 1.37, 1.35, 1.14, 0.87, 2.13
@@ -125,7 +125,7 @@ class Nearby:
         common, own = _alike(apart[nearest])
         between = common[of, None] + own[of, None] * _alike_kernels(known, kernels)
         places = self.products[nearest]
-        common, own = (each[of[:, None], of] for each in _alike(_apart(places, places)))
+        common, own = (each.repeat(counts, 0).repeat(counts, 1) for each in _alike(_apart(places, places)))
         among = common + own * _alike_kernels(known, known)
         among[np.diag_indices(len(among))] += self.errors[times]
         solved = np.linalg.solve(among, np.column_stack([self.off[times], between]))

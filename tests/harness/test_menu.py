@@ -81,9 +81,12 @@ def test_products_are_drawn_by_their_seed() -> None:
 
 
 def test_constants_of_another_gpu_are_found() -> None:
-    """Launches that wait cost three times as much there, cuts half, memory is slower: what is chosen follows."""
+    """Launches that wait cost thrice as much there, sums of cut waves are read half as fast, memory is slower.
+
+    What is chosen follows. What a cut costs once is not told by so few times from what its sums cost.
+    """
     rates = FILE.rates
-    changes = {"waits": 3 * rates.waits, "cut": rates.cut / 2, "memory_bytes": rates.memory_bytes / 1.5}
+    changes = {"waits": 3 * rates.waits, "sums": rates.sums / 2, "memory_bytes": rates.memory_bytes / 1.5}
     other = msgspec.structs.replace(FILE, rates=msgspec.structs.replace(rates, **changes))
     there, noise = Estimates(ALL, other, H200.multiprocessors), random.Random(1)
     found = {problem: timed_on(there, problem, noise) for problem in draw_products(12, 16)}
