@@ -150,7 +150,7 @@ def test_where_nothing_was_measured_kernels_near_each_other_differ_alike() -> No
 
 
 def test_odds_are_of_what_is_likely_the_fastest() -> None:
-    """Of a product that was measured, the fastest kernel's; where nothing is known, the choice loses more."""
+    """Of a product's measured kernels the fastest has the best odds; where nothing is known, the choice loses more."""
     file = cost_file("NVIDIA H200")
     estimates = Estimates(list(choices()), file, 132)
     measured = max(file.shapes, key=lambda shape: len(shape.times))
@@ -159,7 +159,9 @@ def test_odds_are_of_what_is_likely_the_fastest() -> None:
     known = estimates.odds(Matmul(measured.m, measured.n, measured.k, "float16", measured.layout))
     likely = np.concatenate([known.menu, known.tiles])
     assert likely.sum() == pytest.approx(1)
-    assert likely[names.index(file.kernels[fastest])] > 0.1
+    odds = {place: likely[names.index(file.kernels[place])] for place, _ in measured.times}
+    assert len(odds) > 10
+    assert max(odds, key=odds.__getitem__) == fastest
     without = msgspec.structs.replace(file, shapes=())
     unknown = Estimates(list(choices()), without, 132).odds(Matmul(1000, 1000, 1000, "float16"))
     assert unknown.loss > 2 * known.loss > 0
