@@ -95,7 +95,7 @@ def shapes_figure(section: ShapeSection) -> Figure:
     axes.set_yscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}")
     mark(axes.yaxis, RATIOS, "g")
-    axes.margins(x=0.12)
+    axes.margins(x=0.12, y=0.1)  # room for names
     axes.set_xlabel("operations for each byte of operands and result (logarithmic)")
     axes.set_ylabel("speed ÷ cuBLAS's speed, same rounds (logarithmic)")
     named = " Slower ones are named, the worst first, where a name finds room." if losers else ""
@@ -111,14 +111,14 @@ def _name(figure: Figure, axes: Axes, some: Sequence[ShapeRecord], records: Sequ
     places = axes.transData.transform([(record.intensity, record.ratio_to_cublas) for record in records])
     hidden = [Bbox.from_extents(x - POINT, y - POINT, x + POINT, y + POINT) for x, y in places]
     height = axes.transData.transform((1.0, 1.0))[1]
-    hidden.append(Bbox.from_extents(axes.bbox.x0, height - 2, axes.bbox.x1, height + 2))  # the line of cuBLAS
+    hidden.append(Bbox.from_extents(axes.bbox.x0, height - POINT, axes.bbox.x1, height + POINT))  # the line of cuBLAS
     for record in some:
         for align, offset in BESIDE:
             place = record.intensity, record.ratio_to_cublas
             text = note(axes, shape_text(record.shape), place, offset, align)
             text.set_in_layout(False)
             box = text.get_window_extent()
-            inside = axes.bbox.x0 < box.x0 and box.x1 < axes.bbox.x1
+            inside = axes.bbox.x0 < box.x0 and box.x1 < axes.bbox.x1 and axes.bbox.y0 + POINT < box.y0
             if inside and not box.count_overlaps(hidden):
                 hidden.append(box)
                 break
