@@ -18,6 +18,11 @@ from tensorir_ladder.reports.web.page import environment
 
 HARMLESS = str.maketrans({sign: f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"})  # of a script element
 ANY = "all"  # a choice that leaves nothing out
+# A tooltip's text of an interval, which the browser writes: a row has its ends.
+INTERVAL = {
+    "calculate": "isValid(datum.low) ? format(datum.low, '.3f') + ' to ' + format(datum.high, '.3f') : ''",
+    "as": "interval",
+}
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 
 

@@ -12,7 +12,7 @@ from tensorir_ladder.reports.cases import Shape, grouped, is_size, shape_of, slu
 from tensorir_ladder.reports.readme_tables import headline, size_header
 from tensorir_ladder.reports.selection import FASTEST, Section
 from tensorir_ladder.reports.table import is_stage_count, measured_on, short_name
-from tensorir_ladder.reports.web.charts import ANY, chart
+from tensorir_ladder.reports.web.charts import ANY, INTERVAL, chart
 from tensorir_ladder.reports.web.page import Page
 from tensorir_ladder.reports.web.sources import Sources
 
@@ -104,6 +104,7 @@ def ladder_chart(found: list[Row], gpu: str) -> Markup:
         "encoding": {**beside, "y": {"field": "low", **ratio}, "y2": {"field": "high"}},
     }
     points = {
+        "transform": [INTERVAL],
         "mark": {"type": "point", "size": 70, "filled": True},
         "encoding": {"x": x, "y": {"field": "ratio", **ratio}, "color": size, "shape": size, "tooltip": tooltip},
     }
@@ -233,7 +234,6 @@ def _row(section: Section, record: Record, ratio: float, interval: tuple[float, 
         "ratio": round(ratio, 4),
         "low": round(interval[0], 4),
         "high": round(interval[1], 4),
-        "interval": f"{interval[0]:.3f} to {interval[1]:.3f}",
         "past": interval[0] > 1,
         "cublas": _cublas_tflops(record),
         "clock": f"{before.sm_clock_mhz:.0f}, {after.sm_clock_mhz:.0f}",

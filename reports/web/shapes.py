@@ -14,11 +14,12 @@ from tensorir_ladder.reports.plot import peaks
 from tensorir_ladder.reports.readme_tables import size_header
 from tensorir_ladder.reports.shapes import latest, shapes_table
 from tensorir_ladder.reports.table import short_name
-from tensorir_ladder.reports.web.charts import ANY, chart
+from tensorir_ladder.reports.web.charts import ANY, INTERVAL, chart
 from tensorir_ladder.reports.web.page import Page
 from tensorir_ladder.reports.web.sources import Sources
 
 CALL = "kernels.matmul"  # the peer that is our own call: it chooses step and tile by itself
+PRODUCT = "product"  # what the table is sorted by, and not drawn
 Row = dict[str, Any]
 
 
@@ -64,7 +65,7 @@ def drawn_rows(sources: Sources) -> list[Row]:
     """Make a row per shape that a seed drew, of each GPU, operands and group what was drawn last."""
     records = [record for group in latest(sources.results.shapes) for record in group.records]
     return [
-        _row(r, r.timing, r.intensity, "drawn by a seed", f"{r.contender}, {r.config}", r.command) | {"kind": r.group}
+        _row(r, r.timing, r.intensity, "drawn by a seed", _what(r), r.command) | {"kind": r.group}
         for r in records
         if r.verification.passed
     ]
@@ -98,7 +99,7 @@ def shapes_chart(found: Sequence[Row], gpu: str) -> Markup:
         {"field": "again", "title": "measure again"},
     ]
     spec = {
-        "data": {"values": found},
+        "data": {"values": [{name: value for name, value in row.items() if name != PRODUCT} for row in found]},
         "height": 380,
         "layer": [
             {
@@ -115,6 +116,7 @@ def shapes_chart(found: Sequence[Row], gpu: str) -> Markup:
                 "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": colour},
             },
             {
+                "transform": [INTERVAL],
                 "mark": {"type": "point", "size": 75, "filled": False, "strokeWidth": 1.8},
                 "encoding": {
                     "x": x,
@@ -161,7 +163,7 @@ def _row(record: Record | ShapeRecord, timing: Timing, per_byte: float, who: str
         "dtype": record.dtype,
         "kind": _kind(shape),
         "shape": (size_header(shape) if len(set(shape)) == 1 else "×".join(map(str, shape))) + turned,
-        "product": record.m * record.n * record.k,
+        PRODUCT: record.m * record.n * record.k,
         "intensity": round(per_byte, 1),
         "balance": round(most / peak["bandwidth_gb_s"], 1) if peak and most else 0,
         "who": who,
@@ -169,10 +171,13 @@ def _row(record: Record | ShapeRecord, timing: Timing, per_byte: float, who: str
         "ratio": round(ratio, 4),
         "low": round(low, 4),
         "high": round(high, 4),
-        "interval": f"{low:.3f} to {high:.3f}",
-        "past": low > 1,
         "again": again,
     }
+
+
+def _what(record: ShapeRecord) -> str:
+    """Name what was timed: of our call what it chose, which begins with the step."""
+    return record.config if record.contender == CALL else f"{record.contender}, {record.config}"
 
 
 def _kind(shape: tuple[int, int, int]) -> str:

@@ -23,7 +23,7 @@ from tensorir_ladder.reports.sweeps import (
     speed_lost_pct,
     stream_sweeps,
 )
-from tensorir_ladder.reports.web.charts import ANY, chart
+from tensorir_ladder.reports.web.charts import ANY, INTERVAL, chart
 from tensorir_ladder.reports.web.page import Page
 from tensorir_ladder.reports.web.sources import Sources
 
@@ -104,6 +104,7 @@ def curve_chart(found: Sequence[Row], gpu: str, kernel: str) -> Markup:
             "encoding": {"x": x, "y": {"field": "low", **y}, "y2": {"field": "high"}, "color": colour},
         },
         {
+            "transform": [INTERVAL],
             "mark": {"type": "point", "size": 55, "filled": True},
             "encoding": {"x": x, "y": {"field": "ratio", **y}, "color": colour, "tooltip": tooltip},
         },
@@ -250,7 +251,7 @@ def streams_chart(sweeps: Sequence[StreamSweep]) -> Markup:
     )
 
 
-CURVE = {"gpu", "kernel", "variant", "size", "product", "stages", "ratio", "interval", "low", "high", "gflops", "model"}
+CURVE = {"gpu", "kernel", "variant", "size", "product", "stages", "ratio", "low", "high", "gflops", "model"}
 CURVE |= {"mark", "recommended"}
 PREDICTED = ("gpu", "kernel", "variant", "size", "stages", "model_us", "us", "held_out")
 DASHES = [[1, 0], [8, 3], [2, 2]]
@@ -333,7 +334,6 @@ def _product_rows(sweep: StageSweep) -> Iterator[Row]:
             "ratio": round(record.ratio_to_cublas, 4) if passed else None,
             "low": low and round(low, 4),
             "high": high and round(high, 4),
-            "interval": f"{low:.3f} to {high:.3f}" if passed else "",
             "gflops": round(record.gflops) if passed else None,
             "model": round(sweep.cublas_ms / predicted, 4) if predicted else None,
             "model_us": round(1e3 * predicted, 2) if predicted else None,
