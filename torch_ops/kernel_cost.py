@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from tensorir_ladder.kernels.tiles import HopperTile
-from tensorir_ladder.torch_ops.one_tile import across_lines
+from tensorir_ladder.torch_ops.one_tile import across_lines, loaded_columns
 
 if TYPE_CHECKING:
     from tensorir_ladder.torch_ops.choice import Choice
@@ -157,13 +157,11 @@ class KTile:
     def __init__(self, forms: Forms, a_row: Any, b_row: Any, nt: Any) -> None:
         f, r = forms, forms.rates
         a_factor = across_lines(a_row, 0, r.straddling, r.lines)
-        nn = ~np.asarray(nt, bool)
-        b_factor = across_lines(b_row, f.block_n * nn, r.straddling, r.lines)
-        # A panel along n is asked for row by row: a narrow one takes as long as a whole one.
-        b_wide = np.where(nn, -(-f.block_n // LINE) * LINE, f.block_n)
+        b_factor = across_lines(b_row, f.block_n * ~np.asarray(nt, bool), r.straddling, r.lines)
+        b_columns = loaded_columns(f.block_n, nt)
         self.rates, self.written = r, 1 + (r.writing_across - 1) * f.ragged
         self.multiplying = f.block_m * f.block_n * f.block_k / (r.multiply_adds * f.efficiency)
-        self.brought = (f.block_m * a_factor / f.across + b_wide * b_factor / f.down) * f.block_k * ITEMSIZE
+        self.brought = (f.block_m * a_factor / f.across + b_columns * b_factor / f.down) * f.block_k * ITEMSIZE
         self.arriving = r.latency / (f.stages - 1)
         self.turn = r.turn + r.ring_turn * f.ring + r.pair_turn * (f.together - 1)
         self.all_busy = self.time(np.array(f.multiprocessors))

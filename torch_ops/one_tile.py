@@ -232,6 +232,14 @@ def across_lines(row: Any, width: Any, straddling: float, lines: float) -> Any:
     )
 
 
+def loaded_columns(columns: Any, nt: Any) -> Any:
+    """Return how many columns of B a tile's loads count as: whole panels of a B stored [k, n].
+
+    TMA asks for a panel along n row by row, so that one with fewer columns takes as long.
+    """
+    return np.where(nt, columns, -(-columns // PANEL) * PANEL)
+
+
 def one_tile_microseconds(
     tiles: _Tiles,
     m: Any,
@@ -265,8 +273,7 @@ def one_tile_microseconds(
     step = t.depth * ITEMSIZE  # bytes of a row in a k tile
     rounds = -(-on_each // held)
     columns = np.minimum(t.columns, n)
-    # A panel along n is asked for row by row: a narrow one, with fewer columns, takes as long as a whole one.
-    b_columns = np.where(t.upright & ~np.asarray(nt, bool), -(-columns // PANEL) * PANEL, columns)
+    b_columns = np.where(t.upright, loaded_columns(columns, nt), columns)
     # What blocks of a cluster share arrives in each of them, and is asked for by one of them at a time.
     asked = (np.minimum(t.rows, m) * a_factor / t.across + b_columns * b_factor / t.down) * step
     arriving = (t.rows + np.where(t.in_rows, columns, t.columns)) * step

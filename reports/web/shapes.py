@@ -19,7 +19,6 @@ from tensorir_ladder.reports.web.page import Page
 from tensorir_ladder.reports.web.sources import Sources
 
 CALL = "kernels.matmul"  # the peer that is our own call: it chooses step and tile by itself
-PRODUCT = "product"  # what the table is sorted by, and not drawn
 Row = dict[str, Any]
 
 
@@ -99,7 +98,7 @@ def shapes_chart(found: Sequence[Row], gpu: str) -> Markup:
         {"field": "again", "title": "measure again"},
     ]
     spec = {
-        "data": {"values": [{name: value for name, value in row.items() if name != PRODUCT} for row in found]},
+        "data": {"values": [{name: value for name, value in row.items() if name != "product"} for row in found]},
         "height": 380,
         "layer": [
             {
@@ -163,7 +162,7 @@ def _row(record: Record | ShapeRecord, timing: Timing, per_byte: float, who: str
         "dtype": record.dtype,
         "kind": _kind(shape),
         "shape": (size_header(shape) if len(set(shape)) == 1 else "×".join(map(str, shape))) + turned,
-        PRODUCT: record.m * record.n * record.k,
+        "product": record.m * record.n * record.k,
         "intensity": round(per_byte, 1),
         "balance": round(most / peak["bandwidth_gb_s"], 1) if peak and most else 0,
         "who": who,

@@ -176,6 +176,16 @@ def test_a_width_of_no_whole_panels_costs_more_where_b_is_stored_by_rows() -> No
     assert nn > 1.1 > nt
 
 
+def test_a_narrow_panel_is_loaded_like_a_whole_one() -> None:
+    """Where B is stored by rows, 144 and 176 columns are three panels; stored transposed, they are what they are."""
+    narrow, wide = (forms(f"128x{columns}x64/2x1")[1] for columns in (144, 176))
+    by_rows, transposed = (
+        [KTile(found, 4096, 4096, nt).brought.max() for found in (narrow, wide)] for nt in (False, True)
+    )
+    assert by_rows[0] == by_rows[1]
+    assert transposed[0] < transposed[1]
+
+
 def test_only_kernels_that_can_be_built_are_chosen() -> None:
     """A cut only where the plan has helpers, a cluster only where its blocks can share their B tile."""
     draw, seen = random.Random(0), set()
