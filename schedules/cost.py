@@ -10,11 +10,12 @@ Three questions, each a function here:
   :func:`stream_k_cycles`)?
 - Into how many parts should a long reduction go (:func:`parts_to_fill`, :func:`parts_for`,
   :func:`warp_parts`, :func:`wgmma_parts`)?
-- Does copying operands to aligned rows first pay (:func:`copying_pays`, :func:`copied_first`)?
+- Does copying operands to aligned rows first pay (:func:`sectors_first`, :func:`copied_first`)?
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ from typing import Protocol
 
 from tvm.target import Target
 
-from tensorir_ladder.schedules.isa import LINE_BYTES, PARTITIONS, SECTOR_BYTES, SHARED_KIB, VECTOR_BYTES, WARP
+from tensorir_ladder.schedules.isa import PANEL, PARTITIONS, SECTOR_BYTES, SHARED_KIB, VECTOR_BYTES, WARP
 from tensorir_ladder.schedules.tiles import BlockTile, Choice, ThreadTile, TileSet, WarpgroupTile, WarpTile
 from tensorir_ladder.schedules.workloads import Matmul
 
@@ -36,10 +37,9 @@ class CostRates:
     Per cycle of a multiprocessor: multiply-adds of wgmma, bytes loaded while all load, bytes of a stream-K helper's
     sums handed over to device memory and read again by a tile's owner, results stored. ``hand_over_cycles`` until a
     flag raised by one block has let another read what it left; ``launch_cycles`` of a launch that waits for the end of
-    the kernel before it; ``barrier_cycles`` of a k tile's block barrier that nothing hides. ``aligned_tflops`` and
-    ``straddling_tflops`` of one product with rows that are whole cache lines and with rows that are not;
-    ``copying_gb_s`` reads and writes of a copy, ``copying_us`` the shortest kernel in front. ``shortest_part_k_tiles``:
-    the fewest k tiles that a part of a split reduction was seen to pay with.
+    the kernel before it; ``barrier_cycles`` of a k tile's block barrier that nothing hides. ``copying_gb_s`` reads and
+    writes of a copy, ``copying_us`` the shortest kernel in front. ``shortest_part_k_tiles``: the fewest k tiles that a
+    part of a split reduction was seen to pay with.
     """
 
     simt_warps_to_hide: float
@@ -54,8 +54,6 @@ class CostRates:
     stored_results_per_cycle: float
     launch_cycles: float
     barrier_cycles: float
-    aligned_tflops: float
-    straddling_tflops: float
     copying_gb_s: float
     copying_us: float
     shortest_part_k_tiles: int
@@ -108,8 +106,6 @@ ASSUMED_RATES = CostRates(
     stored_results_per_cycle=16.0,
     launch_cycles=1200.0,
     barrier_cycles=100.0,
-    aligned_tflops=730.0,
-    straddling_tflops=480.0,
     copying_gb_s=4300.0,
     copying_us=3.0,
     shortest_part_k_tiles=16,
@@ -130,16 +126,19 @@ KEPT_CODE, FETCHED_CYCLES = 3300, 6.0  # multiply-adds written out that stay cac
 SHARED_BYTES_PER_CYCLE = 128
 STRAIGHT_EDGE = 3.6  # instructions of an element that is copied by itself, where a multiply-add is one
 CACHED_BYTES = 32 * 2**20  # of parts, which then find room in the L2 cache until they are added up
-# Of products by warpgroups, fitted to an H200's times of 971 kernels on 53 shapes (24 of the slowest of earlier seeds,
-# the others drawn, random8 of seed 9301) and of 200 shapes by one tile each (group schedules, seed 2029). Of shapes
-# left out in turn, the tile that it puts first takes 0.984 of the best time, 0.85 at worst.
-WGMMA_SPLIT_SECTORS = 1.87  # what rows take longer that are no whole sectors, so that each row of a k tile ends in one
-WGMMA_LOADS = 1.21  # of load_bytes_per_cycle
-WGMMA_UNHIDDEN = 0.59  # of what a k tile takes less (multiplying or loading), behind what takes longer
-WGMMA_READING = 0.56  # of reading device memory, or of the k tiles where they take less, that the other does not hide
-WGMMA_STORED = 0.86  # of stored_results_per_cycle
-FILLING_CYCLES = 820  # from a block's start to its first k tile
-STARTING_CYCLES = 2330  # of a kernel
+# Of products by warpgroups, fitted to an H200's times of 1,434 kernels on 116 shapes (34 of the slowest of an earlier
+# seed, the others drawn, float16 of group schedules, seed 5201), operands copied first or not, and of 200 shapes by one
+# kernel each (seed 2041). Of shapes left out in turn, what it puts first has 0.976 of the speed of the fastest, 0.82 at
+# worst.
+WGMMA_SPLIT_SECTORS = 1.80  # what rows take longer that are no whole sectors: see :func:`wgmma_cycles`
+WGMMA_LOADS = 1.15  # of load_bytes_per_cycle
+WGMMA_UNHIDDEN = 0.53  # of what a k tile takes less (multiplying or loading), behind what takes longer
+WGMMA_READING = 0.26  # of reading device memory, or of the k tiles where they take less, that the other does not hide
+WGMMA_STORED = 0.62  # of stored_results_per_cycle
+WGMMA_SCATTERED = 2.46  # what storing takes longer as threads have their sums, of a product smaller than a tile
+WGMMA_COPIED, WGMMA_FRONT = 0.84, 0.52  # of a copy's bytes and of copying_us, with the product's kernel behind it
+FILLING_CYCLES = 500  # from a block's start to its first k tile
+STARTING_CYCLES = 2670  # of a kernel
 PART_CYCLES = 319  # of each part, read behind the one before by the threads that add them up
 PARTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 SPLIT_PAYS = 0.95  # of the time of a whole reduction: what parts are modelled to save has to be more than the rest
@@ -290,39 +289,29 @@ def wgmma_cycles(choice: Choice, problem: Matmul, machine: Machine, parts: int =
 
         k tile   = the longer of multiplying and loading it, and more than half of the other
         loop     = tiles of the busiest multiprocessor · k tiles of a part · k tile
-        in all   = the longer of loop and reading both operands once from device memory, and more than half of the other
+        in all   = the longer of loop and reading both operands once from device memory, and a part of the other
                    + storing and writing the results, of which half is hidden behind other resident blocks
                    + filling the ring for each round + starting
                    + (parts > 1) adding them up by another kernel, part after part
-                   + operands that are copied first: where that pays, and where rows are no whole vectors
+                   + operands that are copied first (:func:`sectors_first`)
 
-    A row that is no whole number of sectors and is not copied takes twice as long: its k tiles begin and end inside of
-    sectors. Rows of whole sectors that straddle cache lines were measured to take no longer than others.
+    A row that is no whole number of sectors and is not copied takes nearly twice as long. In wgmma's swizzled panels
+    the halves of a sector that such a row puts into two pairs of 16 bytes lie apart, and cp.async brings the sector
+    once for each: 1.5 times the sectors where every other row begins inside of one, as Nsight Compute counts them.
+    Rows of whole sectors that straddle cache lines were measured to take no longer than others. Rows and columns that
+    the tile has beyond the product, and those that fill its last panel, are copies of no bytes, which take as long.
     """
-    tile, rates, itemsize = choice.tile, machine.rates, problem.itemsize
-    m, n, k = problem.m, problem.n, problem.k
-    no_vectors, no_sectors = _unaligned(problem, VECTOR_BYTES), _unaligned(problem, SECTOR_BYTES)
-    copied = _copies_rows(problem, tile, rates)
-    fronted = [whole or (copied and split) for split, whole in zip(no_sectors, no_vectors)]
-    front = _copying_cycles((m * fronted[0] + n * fronted[1]) * k * itemsize, machine)
-    longer = [WGMMA_SPLIT_SECTORS if split and not first else 1.0 for split, first in zip(no_sectors, fronted)]
-    k_tiles = max(math.ceil(math.ceil(k / tile.block_k) / parts), 1)
-    busiest = -(-block_count(problem, tile) * parts // machine.multiprocessors)
-    together = min(busiest, resident_blocks(Choice(tile, min(choice.stages, k_tiles)), machine, itemsize))
-    rows, columns = min(m, tile.block_m), min(n, tile.block_n)
-    brought = (rows * longer[0] + columns * longer[1]) * tile.block_k * itemsize
-    ahead = together * max(1, min(choice.stages - 2, k_tiles))  # k tiles on their way
-    loading = max(brought / (WGMMA_LOADS * rates.load_bytes_per_cycle), LATENCY_CYCLES / ahead)
-    multiplying = tile.block_m * tile.block_n * tile.block_k / rates.wgmma_multiply_adds_per_cycle
-    loop = busiest * k_tiles * (max(multiplying, loading) + WGMMA_UNHIDDEN * min(multiplying, loading))
-    stored = busiest * rows * columns * (PART_BYTES if parts > 1 else itemsize)
-    storing = stored / (WGMMA_STORED * rates.stored_results_per_cycle * STORED_BYTES)
-    per_cycle = rates.copying_gb_s / CLOCK_GHZ
-    reading, writing = (m + n) * k * itemsize / per_cycle, m * n * itemsize / per_cycle
-    looped = max(loop, reading) + WGMMA_READING * min(loop, reading)
-    filling = -(-busiest // together) * FILLING_CYCLES
-    adding = _adding_cycles(m, n, parts, machine, cached=True) + parts * PART_CYCLES if parts > 1 else 0.0
-    return front + looped + (storing + writing) * (1 + 1 / together) / 2 + filling + STARTING_CYCLES + adding
+    ways = _ways_to_copy(problem, choice.tile)
+    return min(_by_warpgroups(choice, problem, machine, parts, first) for first in ways)
+
+
+def sectors_first(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> tuple[bool, bool]:
+    """Return of both operands whether a kernel in front should copy them to rows of whole sectors.
+
+    What :func:`wgmma_cycles` is the least with. True for rows that are no whole vectors, which have to be copied.
+    """
+    ways = _ways_to_copy(problem, choice.tile)
+    return min(ways, key=lambda first: _by_warpgroups(choice, problem, machine, parts, first))
 
 
 def warp_cycles(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> float:
@@ -421,25 +410,58 @@ def _unaligned(problem: Matmul, row_bytes: int) -> tuple[bool, bool]:
     return bool(a), bool(b)
 
 
-def _copies_rows(problem: Matmul, tile: BlockTile, rates: CostRates) -> bool:
-    """Return whether operands whose rows are no whole sectors should be copied to whole cache lines first.
+def _ways_to_copy(problem: Matmul, tile: BlockTile) -> list[tuple[bool, bool]]:
+    """List which of both operands may be copied first: none that need not be is the first way."""
+    must, may = _unaligned(problem, VECTOR_BYTES), _unaligned(problem, SECTOR_BYTES)
+    row_tiles = tile.block_k, tile.block_n if problem.layout == "nn" else tile.block_k  # what rows are rounded up to
+    whole = [length * problem.itemsize % SECTOR_BYTES == 0 for length in row_tiles]
+    ways = [
+        (True,) if has_to else (False, True) if split and fits else (False,)
+        for has_to, split, fits in zip(must, may, whole)
+    ]
+    return list(itertools.product(*ways))
 
-    That pays (:func:`copying_pays`), and rows that are rounded up to the tile are whole lines. Operands whose rows are
-    no whole vectors have to be copied anyway, and do not count.
+
+def _by_warpgroups(choice: Choice, problem: Matmul, machine: Machine, parts: int, copied: tuple[bool, bool]) -> float:
+    tile, rates, itemsize = choice.tile, machine.rates, problem.itemsize
+    if not isinstance(tile, WarpgroupTile):
+        raise TypeError(f"{tile} is no tile of warpgroups")
+    m, n, k = problem.m, problem.n, problem.k
+    front = _copying_cycles((m * copied[0] + n * copied[1]) * k * itemsize, machine, WGMMA_COPIED, WGMMA_FRONT)
+    split = [inside and not first for inside, first in zip(_unaligned(problem, SECTOR_BYTES), copied)]
+    longer = [WGMMA_SPLIT_SECTORS - 1 if each else 0.0 for each in split]
+    k_tiles = max(math.ceil(math.ceil(k / tile.block_k) / parts), 1)
+    busiest = -(-block_count(problem, tile) * parts // machine.multiprocessors)
+    together = min(busiest, resident_blocks(Choice(tile, min(choice.stages, k_tiles)), machine, itemsize))
+    rows, columns = min(m, tile.block_m), min(n, tile.block_n)
+    # Of a B stored [k, n] whole panels.
+    wide = -(-tile.group_n // PANEL) * PANEL * tile.warpgroups[1] if problem.layout == "nn" else tile.block_n
+    brought = (tile.block_m + rows * longer[0] + wide + columns * longer[1]) * tile.block_k * itemsize
+    ahead = together * max(1, min(choice.stages - 2, k_tiles))  # k tiles on their way
+    loading = max(brought / (WGMMA_LOADS * rates.load_bytes_per_cycle), LATENCY_CYCLES / ahead)
+    multiplying = tile.block_m * tile.block_n * tile.block_k / rates.wgmma_multiply_adds_per_cycle
+    loop = busiest * k_tiles * (max(multiplying, loading) + WGMMA_UNHIDDEN * min(multiplying, loading))
+    stored = busiest * rows * columns * (PART_BYTES if parts > 1 else itemsize)
+    storing = stored / (WGMMA_STORED * rates.stored_results_per_cycle * STORED_BYTES)
+    if parts == 1 and (m < tile.block_m or n < tile.block_n):
+        storing *= WGMMA_SCATTERED
+    per_cycle = rates.copying_gb_s / CLOCK_GHZ
+    reading, writing = (m + n) * k * itemsize / per_cycle, m * n * itemsize / per_cycle
+    looped = max(loop, reading) + WGMMA_READING * min(loop, reading)
+    filling = -(-busiest // together) * FILLING_CYCLES
+    adding = _adding_cycles(m, n, parts, machine, cached=True) + parts * PART_CYCLES if parts > 1 else 0.0
+    return front + looped + (storing + writing) * (1 + 1 / together) / 2 + filling + STARTING_CYCLES + adding
+
+
+def _copying_cycles(copied_bytes: float, machine: Machine, share: float = 1.0, front: float = 1.0) -> float:
+    """Return the cycles of a kernel in front that reads and writes so many bytes; none of none.
+
+    ``share`` of the bytes' time counts, and ``front`` of the shortest kernel's.
     """
-    no_vectors, no_sectors = _unaligned(problem, VECTOR_BYTES), _unaligned(problem, SECTOR_BYTES)
-    worth = [split and not whole for split, whole in zip(no_sectors, no_vectors)]
-    operands = problem.m * problem.k * problem.itemsize, problem.n * problem.k * problem.itemsize
-    copied_bytes = sum(size for size, copied in zip(operands, worth) if copied)
-    operations = 2.0 * problem.m * problem.n * problem.k
-    whole_lines = tile.block_n * problem.itemsize % LINE_BYTES == 0
-    return whole_lines and copying_pays(operations, copied_bytes, rates, sum(worth) / 2)
-
-
-def _copying_cycles(copied_bytes: float, machine: Machine) -> float:
-    """Return the cycles of a kernel in front that reads and writes so many bytes; none of none."""
     rates = machine.rates
-    return (2 * copied_bytes / rates.copying_gb_s + 1e3 * rates.copying_us) * CLOCK_GHZ if copied_bytes else 0.0
+    if not copied_bytes:
+        return 0.0
+    return (share * 2 * copied_bytes / rates.copying_gb_s + front * 1e3 * rates.copying_us) * CLOCK_GHZ
 
 
 def _adding_cycles(m: int, n: int, parts: int, machine: Machine, cached: bool) -> float:
@@ -479,23 +501,6 @@ def parts_for(problem: Matmul, choice: Choice, machine: Machine) -> int:
     k_tiles = -(-problem.k // choice.tile.block_k)
     shortest = max(choice.stages, int(machine.rates.shortest_part_k_tiles))
     return parts_to_fill(block_count(problem, choice.tile), machine.multiprocessors, k_tiles, shortest)
-
-
-def copying_pays(operations: float, copied_bytes: float, rates: CostRates, share: float = 1.0) -> bool:
-    """Return whether a product is sooner done if operands whose rows are no whole sectors are copied to whole lines.
-
-    ::
-
-        lost    = share · operations · (1 / straddling_tflops − 1 / aligned_tflops)
-        copying = 2 · copied_bytes / copying_gb_s + copying_us
-        on an H200   4088³, both operands copied:  lost 97 µs, copying 34 µs        1024³:  lost 1.5 µs, copying 5 µs
-
-    ``operations`` are two per multiply-add; ``copied_bytes`` are read once and written once. ``share`` is the part of
-    the operands whose rows are no whole sectors: they count alike. Those of 4088 elements of 2 bytes are no multiples
-    of 32 bytes, and rows of whole sectors that only straddle lines cost nothing (:func:`wgmma_cycles`).
-    """
-    lost_us = share * operations * (1 / rates.straddling_tflops - 1 / rates.aligned_tflops) / 1e6
-    return lost_us > 2 * copied_bytes / rates.copying_gb_s / 1e3 + rates.copying_us
 
 
 class SharedOut(Protocol):

@@ -19,7 +19,8 @@ Variants:
   edges by themselves, without a branch, all of them requested before the first wait; tiles of any width by the eight.
 - whole: as rows, never cut. in_flight: results are stored as threads have them. awaited: each multiplication is
   awaited in its own iteration; one tile more is on its way in as many stages.
-A kernel in front copies operands to aligned rows: theirs are no multiples of 16 bytes, or of 32 where that pays.
+A kernel in front copies operands to aligned rows: theirs are no multiples of 16 bytes, or of 32 where that pays, for
+each operand by itself.
 What to expect: larger tiles multiply more per element brought; small products have too few for all multiprocessors.
 """
 
@@ -28,15 +29,14 @@ from __future__ import annotations
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 
-from tensorir_ladder.schedules.cost import parts_for, wgmma_cycles, wgmma_parts
-from tensorir_ladder.schedules.isa import LINE_BYTES, VECTOR_BYTES
+from tensorir_ladder.schedules.cost import parts_for, sectors_first, wgmma_cycles, wgmma_parts
+from tensorir_ladder.schedules.isa import SECTOR_BYTES, VECTOR_BYTES
 from tensorir_ladder.schedules.loops import bind_grid, pad_to_tile, raster_blocks
 from tensorir_ladder.schedules.memory import (
     accumulate_in_registers,
     align_operands,
     initialize_before,
     longest_rounds,
-    worthwhile_row_bytes,
 )
 from tensorir_ladder.schedules.pipeline import fill_before_waiting, fill_with_zeros, hide_reads
 from tensorir_ladder.schedules.recipes import add_parts, split_reduction
@@ -113,8 +113,8 @@ def is_ragged(problem: Matmul, config: Config) -> bool:
 def align_and_split(sch: Schedule, problem: Matmul, config: Config, parts: int) -> SBlockRV:
     """Copy rows that are unaligned to aligned ones first, and cut the reduction in parts; returns the block to tile."""
     block, tile = sch.get_sblock("matmul"), config.tile
-    lines = tile.block_n * problem.itemsize % LINE_BYTES == 0  # rows rounded up to such tiles are whole cache lines
-    row_bytes = worthwhile_row_bytes(sch, block, config.machine.rates) if lines else VECTOR_BYTES
+    first, second = sectors_first(Choice(tile, config.stages), problem, config.machine, parts)
+    row_bytes = (SECTOR_BYTES if first else VECTOR_BYTES, SECTOR_BYTES if second else VECTOR_BYTES)
     rounded = (tile.block_m, tile.block_n, tile.block_k * parts)
     align_operands(sch, block, rounded, row_bytes=row_bytes, vector_bytes=16, rounds=2)
     if parts == 1:

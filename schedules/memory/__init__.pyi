@@ -2,7 +2,6 @@ from .alignment import AlignedOperand as AlignedOperand
 from .alignment import align_operands as align_operands
 from .alignment import compute_operand as compute_operand
 from .alignment import unaligned_operands as unaligned_operands
-from .alignment import worthwhile_row_bytes as worthwhile_row_bytes
 from .staging import CooperativeFetch as CooperativeFetch
 from .staging import accumulate_in_registers as accumulate_in_registers
 from .staging import accumulate_per_tile as accumulate_per_tile

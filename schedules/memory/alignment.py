@@ -6,8 +6,9 @@ block needs it. A kernel in front, which brings the operand to aligned rows, mov
 
 Rows that are whole 16-byte vectors, but no whole 32-byte sectors, can be copied asynchronously as they are: then the
 128 bytes that eight threads bring together begin and end inside of sectors, in two cache lines, and the copies take
-twice as long. Where each element is brought often enough, moving these rows once pays, too
-(:func:`worthwhile_row_bytes`). Rows of whole sectors straddle lines as well, and take no longer than others.
+nearly twice as long. Where each element is brought often enough, moving these rows once pays, too, of one operand or of
+both (:func:`schedules.cost.sectors_first`). Rows of whole sectors straddle lines as well, and take no longer than
+others.
 
 Copies through the L1 cache (``cp.async.ca``, for 16 bytes too) are no way out. A kernel that only copies such rows has
 about twice the bandwidth so, as the halves of a sector arrive together; but with them 11 products took step 10 1.09
@@ -26,18 +27,16 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tensorir_ladder.schedules.cost import CostRates, copying_pays
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.inspection import (
     block_name,
     constant_shape,
     is_multiple,
     loop_extent,
-    loop_extents,
     loops_below,
     operand_regions,
 )
-from tensorir_ladder.schedules.isa import SECTOR_BYTES, VECTOR_BYTES
+from tensorir_ladder.schedules.isa import VECTOR_BYTES
 from tensorir_ladder.schedules.loops.layout import pad_to_tile
 from tensorir_ladder.schedules.loops.tiling import bind_grid
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
@@ -64,27 +63,12 @@ def unaligned_operands(sch: Schedule, block: SBlockRV, row_bytes: int = VECTOR_B
     return [position for position, operand in enumerate(operands) if not is_multiple(operand.shape[-1], unit[position])]
 
 
-def worthwhile_row_bytes(sch: Schedule, block: SBlockRV, rates: CostRates) -> int:
-    """Return what :func:`align_operands` should align rows to: 32-byte sectors where copying pays, else the legal 16.
-
-    :func:`schedules.cost.copying_pays` decides. What is no whole 16-byte vector has to be copied anyway, and does not
-    count; nor do rows of whole sectors that straddle cache lines, which were measured to cost nothing. Copied rows are
-    rounded up to the tile, and so whole lines where the tile's are.
-    """
-    illegal = unaligned_operands(sch, block)
-    split = [operand for operand in unaligned_operands(sch, block, SECTOR_BYTES) if operand not in illegal]
-    operands = [region.source for region in operand_regions(sch, block)]
-    copied_bytes = sum(_bytes(operands[position]) for position in split)
-    operations = 2 * math.prod(loop_extents(sch, block))
-    return SECTOR_BYTES if copying_pays(operations, copied_bytes, rates, len(split) / len(operands)) else VECTOR_BYTES
-
-
 def align_operands(
     sch: Schedule,
     block: SBlockRV,
     tile: Sequence[int],
     *,
-    row_bytes: int = VECTOR_BYTES,
+    row_bytes: int | tuple[int, int] = VECTOR_BYTES,
     threads: int = 256,
     vector_bytes: int = 8,
     rounds: int = 4,
@@ -111,8 +95,8 @@ def align_operands(
 
     Parameters
     ----------
-    row_bytes : what an aligned row's bytes are a multiple of: 16, so that each can be copied asynchronously, 32 or 128,
-        so that each begins with a sector or a cache line.
+    row_bytes : what an aligned row's bytes are a multiple of, of each operand or of both: 16, so that each can be
+        copied asynchronously, 32 or 128, so that each begins with a sector or a cache line.
     threads : threads of a block of the copying kernel.
     vector_bytes : what a thread stores at once, an element at least. With 16, lower the module as
         :func:`schedules.memory.pass_workspaces` returns it: TVM fails on cp.async otherwise.
@@ -123,17 +107,19 @@ def align_operands(
     IllegalSchedule : for a tile whose rows are unaligned, too; for vectors of no legal size; and what
         :func:`schedules.loops.pad_to_tile` raises.
     """
-    unaligned = unaligned_operands(sch, block, row_bytes)
+    wanted = row_bytes if isinstance(row_bytes, tuple) else (row_bytes, row_bytes)
+    unaligned = [operand for operand in (0, 1) if operand in unaligned_operands(sch, block, wanted[operand])]
     if not unaligned:
         return ()
-    _check(sch, block, unaligned, tile, row_bytes, vector_bytes)
+    _check(sch, block, {operand: wanted[operand] for operand in unaligned}, tile, vector_bytes)
     widths = [_widths(operand_regions(sch, block)[operand].source, vector_bytes) for operand in unaligned]
     pad_to_tile(sch, block, tile)
     copies = _copy_together(sch, block, dict(zip(unaligned, widths)), threads, rounds)
     written = [sch.get(copied.copy).writes[0].source for copied in copies]
     size, names = sum(map(_bytes, written)), " and ".join(str(padded.name) for padded in written)
+    units = " or ".join(map(str, dict.fromkeys(wanted[operand] for operand in unaligned)))
     warnings.warn(
-        f"rows of no whole {row_bytes}-byte vectors: copied to {names}, {size} bytes, by a kernel in front",
+        f"rows of no whole {units}-byte vectors: copied to {names}, {size} bytes, by a kernel in front",
         stacklevel=2,
     )
     return copies
@@ -197,10 +183,8 @@ def _widths(operand: tirx.Var, vector_bytes: int) -> tuple[int, int]:
     return loaded // itemsize, max(1, min(vector_bytes, MOST_LOADS * loaded) // itemsize)
 
 
-def _check(
-    sch: Schedule, block: SBlockRV, unaligned: list[int], tile: Sequence[int], row_bytes: int, vector_bytes: int
-) -> None:
-    """Raise IllegalSchedule where aligned rows cannot be had."""
+def _check(sch: Schedule, block: SBlockRV, unaligned: dict[int, int], tile: Sequence[int], vector_bytes: int) -> None:
+    """Raise IllegalSchedule where aligned rows cannot be had; ``unaligned`` operands each with its bytes."""
     if vector_bytes not in STORED_BYTES:
         raise IllegalSchedule(
             "no vectors for a thread to store",
@@ -212,7 +196,8 @@ def _check(
     iterators = sch.get(block).iter_vars
     if len(tile) != len(iterators):
         return  # pad_to_tile says so
-    for region in (operand_regions(sch, block)[position] for position in unaligned):
+    for position, row_bytes in unaligned.items():
+        region = operand_regions(sch, block)[position]
         walked = [size for size, iterator in zip(tile, iterators) if region.region[-1].min.same_as(iterator.var)]
         padded_bytes = math.prod(walked) * dtype_bytes(region.source.dtype)
         if padded_bytes % row_bytes:

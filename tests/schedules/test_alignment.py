@@ -18,7 +18,7 @@ from tensorir_ladder.harness.execution import GpuBackend, compile_serial
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.verify import verify
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, ptxas_facts
-from tensorir_ladder.schedules.cost import copying_pays, parts_to_fill
+from tensorir_ladder.schedules.cost import parts_to_fill, sectors_first, wgmma_cycles
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.memory import (
     align_operands,
@@ -26,16 +26,15 @@ from tensorir_ladder.schedules.memory import (
     unaligned_operands,
     workspace_bytes,
     workspaces,
-    worthwhile_row_bytes,
 )
 from tensorir_ladder.schedules.recipes import stage_contraction
-from tensorir_ladder.schedules.tiles import ThreadTile, WarpgroupTile
+from tensorir_ladder.schedules.tiles import Choice, ThreadTile, WarpgroupTile
 from tensorir_ladder.schedules.workloads import Matmul, batched_matmul, conv2d_nhwc
 from tensorir_ladder.steps import step10_wgmma
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*more would stay empty", "ignore:.*by a kernel in front")
 
-RATES = machine_for("sm_90a").for_choices().rates
+MACHINE = machine_for("sm_90a").for_choices()
 SMALL = WarpgroupTile(block=(64, 64, 64), warpgroups=(1, 1))
 
 
@@ -95,9 +94,9 @@ def test_products_of_odd_shapes_are_right_and_copied_in_16_bytes(shape, layout) 
 
 
 @pytest.fixture
-def aligned_to_lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Have rows aligned to cache lines in products of any size."""
-    monkeypatch.setattr(step10_wgmma, "worthwhile_row_bytes", lambda sch, block, rates: 32)
+def whole_sectors_first(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have rows copied to whole sectors in products of any size."""
+    monkeypatch.setattr(step10_wgmma, "sectors_first", lambda choice, problem, machine, parts: (True, True))
     build.lower.cache_clear()
     yield
     build.lower.cache_clear()
@@ -108,7 +107,7 @@ STRADDLING = [((72, 136, 200), "nn"), ((72, 136, 200), "nt"), ((200, 8, 72), "nn
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("shape", "layout"), STRADDLING, ids=str)
-def test_rows_that_straddle_cache_lines_are_copied_in_vectors(shape, layout, aligned_to_lines) -> None:
+def test_rows_that_straddle_cache_lines_are_copied_in_vectors(shape, layout, whole_sectors_first) -> None:
     computes(shape, layout, "rows")
     kernel = built(shape, layout)
     assert kernel.launches == 2
@@ -132,35 +131,59 @@ def test_rows_are_loaded_in_the_widest_vectors_that_begin_at_multiples_of_their_
     assert f"*({'half4' if loaded == 'half' else 'uint4'}*)(A_pad_ptr" in copying
 
 
-def test_copying_to_cache_lines_pays_for_large_products() -> None:
-    def cubes(size: int) -> bool:
-        """Whether copying both operands of a square product pays."""
-        return copying_pays(2 * size**3, 2 * size * size * 2, RATES)
-
-    assert [cubes(size) for size in (8, 1000, 1800, 2200, 4088, 8184)] == [False] * 3 + [True] * 3
-    assert not copying_pays(2 * 64 * 8184 * 8184, 2 * (64 + 8184) * 8184, RATES), (
-        "elements of B are used by one tile only"
-    )
-    assert copying_pays(2 * 4088**3, 2 * 4088**2, RATES, 0.5)
-    assert not copying_pays(2 * 4088**3, 2 * 4088**2, RATES, 0)
+WIDE = Choice(WarpgroupTile(block=(128, 256, 64), warpgroups=(2, 1)), stages=4)
 
 
 @pytest.mark.parametrize(
-    ("shape", "layout", "row_bytes"),
+    ("shape", "layout", "first"),
     [
-        ((4096, 4096, 4096), "nn", 16),
-        ((4088, 4088, 4088), "nn", 32),
-        ((4096, 4088, 4096), "nn", 32),
-        ((4080, 4080, 4080), "nn", 16),  # whole sectors, across lines
-        ((4096, 4088, 4096), "nt", 16),
-        ((4095, 4095, 4095), "nn", 16),
-        ((1000, 1000, 1000), "nn", 16),
+        ((8, 8, 8), "nn", (False, False)),
+        ((4096, 4096, 4096), "nn", (False, False)),
+        ((4088, 4088, 4088), "nn", (True, True)),
+        ((4096, 4088, 4096), "nn", (False, True)),
+        ((4080, 4080, 4080), "nn", (False, False)),  # whole sectors, across lines
+        ((4096, 4088, 4096), "nt", (False, False)),
+        ((4095, 4095, 4095), "nn", (True, True)),  # no whole vectors
+        ((7, 4095, 64), "nn", (False, True)),
+        ((240, 7360, 5192), "nn", (True, False)),  # A is small, and brought for each of 29 tiles along n
+        ((7360, 240, 5192), "nn", (False, False)),  # A is brought once
+        ((64, 8184, 8184), "nn", (True, False)),
     ],
     ids=str,
 )
-def test_rows_are_aligned_to_what_pays(shape, layout, row_bytes: int) -> None:
-    sch = Schedule(Matmul(*shape, "float16", layout).prim_func())
-    assert worthwhile_row_bytes(sch, sch.get_sblock("matmul"), RATES) == row_bytes
+def test_an_operand_is_copied_to_whole_sectors_where_that_pays(shape, layout, first) -> None:
+    problem = Matmul(*shape, "float16", layout)
+    assert sectors_first(WIDE, problem, MACHINE) == first
+
+
+def test_what_is_copied_first_costs_least() -> None:
+    problem = Matmul(240, 7360, 5192, "float16")
+    copied = Matmul(240, 7360, 5184, "float16"), Matmul(240, 7360, 5200, "float16")  # whole sectors as they are
+    without = [wgmma_cycles(WIDE, each, MACHINE) for each in copied]
+    assert max(without) < wgmma_cycles(WIDE, problem, MACHINE) < 1.4 * max(without), "a copy of A costs little"
+
+
+def test_each_operand_has_rows_of_its_own_length() -> None:
+    sch = Schedule(Matmul(72, 136, 200, "float16").prim_func())  # rows of no whole sectors, both
+    block = sch.get_sblock("matmul")
+    with pytest.warns(UserWarning, match="no whole 32-byte vectors: copied to B_pad, 98304 bytes"):
+        (copy,) = align_operands(sch, block, (64, 64, 64), row_bytes=(16, 32))
+    assert copy.operand == 1
+    stage_contraction(sch, block, ThreadTile(block=(32, 32, 16), thread=(4, 4)))
+    text = lower_schedule(sch, machine_for("sm_90a"), "copy").cuda
+    assert "A_pad_ptr" not in text
+    assert "A_ptr[" in text
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("variant", ["rows", "fitted"])
+@pytest.mark.parametrize("first", [(True, False), (False, True)], ids=str)
+def test_a_product_with_one_operand_copied_is_right(variant: str, first, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step10_wgmma, "sectors_first", lambda choice, problem, machine, parts: first)
+    problem = Matmul(200, 136, 200, "float16")
+    sch = step10_wgmma.schedule_for_cpu(problem, config(variant, SMALL, 3))
+    assert [str(buffer.name) for buffer in workspaces(sch.mod)] == ["A_pad" if first[0] else "B_pad"]
+    check_on_cpu(sch, problem)
 
 
 SPLIT_SHAPES = [((63, 65, 2099), "nn"), ((64, 64, 2048), "nt")]
@@ -324,5 +347,5 @@ def test_functions_of_several_kernels_compute_the_product_on_a_gpu(shape, layout
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("shape", "layout"), STRADDLING, ids=str)
-def test_rows_aligned_to_cache_lines_make_the_product_on_a_gpu(shape, layout, aligned_to_lines, compiler) -> None:
+def test_rows_copied_to_whole_sectors_make_the_product_on_a_gpu(shape, layout, whole_sectors_first, compiler) -> None:
     verify(compiled(built(shape, layout), compiler), GpuBackend(), seeds=(0,))

@@ -18,7 +18,7 @@ from tensorir_ladder.harness.execution import compile_serial
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.inspection import operand_regions
 from tensorir_ladder.schedules.loops import flatten_contraction, unroll_loop
-from tensorir_ladder.schedules.memory import align_operands, worthwhile_row_bytes
+from tensorir_ladder.schedules.memory import align_operands
 from tensorir_ladder.schedules.pipeline import pipeline_loop
 from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
 from tensorir_ladder.schedules.recipes import BandwidthTile, split_reduction, spread_elements, stage_contraction
@@ -212,7 +212,6 @@ def test_flattening_refuses_before_it_changes_anything(name: str) -> None:
     "compose",
     [
         lambda product: align_operands(product.sch, product.block, TILE.block),
-        lambda product: worthwhile_row_bytes(product.sch, product.block, None),
         lambda product: split_reduction(product.sch, product.block, 2, 16),
         lambda product: unroll_loop(product.sch, product.reduction),
         lambda product: pipeline_loop(product.sch, product.reduction, 2),
