@@ -116,15 +116,21 @@ ROUND_CYCLES = 3000  # from a block's last k tile to the first of the block behi
 DEVICE_LATENCY_CYCLES = 1700  # the same, of data in device memory, while that is busy
 MMA_SHARE = 0.55  # of wgmma's multiply-adds that mma.sync does, its operands read by ldmatrix
 SIMT_MULTIPLY_ADDS = 128  # of ordinary cores, per cycle of a multiprocessor
-# Of products by warps on ordinary cores, fitted to times of 700 kernels on 41 shapes drawn for that, on an H200.
-SIMT_TURNS = 0.8  # cycles of a multiply-add by warps, over what small tiles and few warps make of it
-FEW_SUMS, FEW_SUMS_TURNS = 64, 1.25  # threads with fewer sums read more operands for each: so many cycles for one
-UNEVEN_TURNS = 1.15  # of blocks whose threads are no power of two, so that they copy unevenly: 21 times on 11 shapes
-AHEAD_TURNS = 0.9  # of threads that read operands a step ahead: so many cycles for one
-CODE_CYCLES = 0.5  # of a multiply-add that is written out, until a round of blocks has its instructions
+# Of products by warps on ordinary cores, fitted to an H200's times of 1,036 kernels on 46 shapes (16 of the slowest of
+# an earlier seed, 24 drawn, float32 of group schedules, seed 5201, six squares) and of 200 shapes by one kernel each
+# (seed 2041). Of shapes left out in turn, what it puts first has 0.98 of the speed of the fastest, 0.89 at worst.
+SIMT_TURNS = 0.91  # cycles of a multiply-add by warps, over what small tiles and few warps make of it
+SIMT_TO_HIDE, SIMT_EDGE, SIMT_BARRIERS = 0.89, 0.11, 2.65  # of simt_warps_to_hide, simt_edge and barrier_cycles
+SIMT_UNHIDDEN = 0.4  # of multiplying and of device memory's time, the shorter one
+SIMT_FRONT = 0.39  # of copying_us, with the product's kernel behind it
+SIMT_STARTING = 1720  # cycles until a round of blocks multiplies, but for its instructions
+FEW_SUMS, FEW_SUMS_TURNS = 64, 1.79  # threads with fewer sums read more operands for each: so many cycles for one
+UNEVEN_TURNS = 1.05  # of blocks whose threads are no power of two, so that they copy unevenly
+AHEAD_TURNS = 0.95  # of threads that read operands a step ahead: as squares have it, the fit says 1.09
+CODE_CYCLES = 1.03  # of a multiply-add that is written out, until a round of blocks has its instructions
 KEPT_CODE, FETCHED_CYCLES = 3300, 6.0  # multiply-adds written out that stay cached, and cycles of each beyond
 SHARED_BYTES_PER_CYCLE = 128
-STRAIGHT_EDGE = 3.6  # instructions of an element that is copied by itself, where a multiply-add is one
+STRAIGHT_EDGE = 5.9  # instructions of an element that is copied by itself, where a multiply-add is one
 CACHED_BYTES = 32 * 2**20  # of parts, which then find room in the L2 cache until they are added up
 # Of products by warpgroups, fitted to an H200's times of 1,434 kernels on 116 shapes (34 of the slowest of an earlier
 # seed, the others drawn, float16 of group schedules, seed 5201), operands copied first or not, and of 200 shapes by one
@@ -375,15 +381,16 @@ def _by_warps(choice: Choice, problem: Matmul, machine: Machine, parts: int, cop
     multiplying = turns * tile.block_m * tile.block_n * k_of_part / SIMT_MULTIPLY_ADDS
     front = 0.0
     if copied:
-        front = _copying_cycles((m * unaligned[0] + n * unaligned[1]) * k * itemsize, machine)
+        copied_bytes = (m * unaligned[0] + n * unaligned[1]) * k * itemsize
+        front = _copying_cycles(copied_bytes, machine, front=SIMT_FRONT)
     elif straight:
         one_by_one = [math.gcd(row * itemsize, VECTOR_BYTES) for row in (k, problem.b_shape[1])]
         copies = [itemsize / width if apart else 0.0 for width, apart in zip(one_by_one, unaligned)]  # an element
         multiplying *= 1 + STRAIGHT_EDGE * (copies[0] / tile.block_n + copies[1] / tile.block_m)
     rounds = -(-busiest // resident)
-    multiplying += rounds * (k_of_part // tile.block_k) * rates.barrier_cycles
+    multiplying += rounds * (k_of_part // tile.block_k) * SIMT_BARRIERS * rates.barrier_cycles
     written_out = tile.thread_m * tile.thread_n * tile.block_k / tile.slices * choice.stages
-    starting = LATENCY_CYCLES + CODE_CYCLES * written_out + FETCHED_CYCLES * max(0.0, written_out - KEPT_CODE)
+    starting = SIMT_STARTING + CODE_CYCLES * written_out + FETCHED_CYCLES * max(0.0, written_out - KEPT_CODE)
     per_cycle = rates.copying_gb_s / CLOCK_GHZ
     memory = ((m + n) * k + m * n) * itemsize / per_cycle
     storing = busiest * min(m, tile.block_m) * min(n, tile.block_n) / rates.stored_results_per_cycle
@@ -391,13 +398,13 @@ def _by_warps(choice: Choice, problem: Matmul, machine: Machine, parts: int, cop
     if tile.slices > 1:  # their sums, written to shared memory and read again
         adding += busiest * 2 * tile.slices * tile.block_m * tile.block_n * 4 / SHARED_BYTES_PER_CYCLE
     longer, shorter = max(multiplying, memory), min(multiplying, memory)
-    return front + longer + UNHIDDEN * shorter + rounds * starting + storing + adding
+    return front + longer + SIMT_UNHIDDEN * shorter + rounds * starting + storing + adding
 
 
 def _turns(tile: WarpTile, blocks: int, rates: CostRates) -> float:
     """Return a multiply-add's cycles by warps, with so many blocks on a multiprocessor; at best 1 of all cores."""
-    waited = rates.simt_warps_to_hide * WARP / (blocks * tile.threads_per_block)
-    edges = 1 + rates.simt_edge * (1 / tile.block_m + 1 / tile.block_n)
+    waited = SIMT_TO_HIDE * rates.simt_warps_to_hide * WARP / (blocks * tile.threads_per_block)
+    edges = 1 + SIMT_EDGE * rates.simt_edge * (1 / tile.block_m + 1 / tile.block_n)
     reading = FEW_SUMS_TURNS if tile.thread_m * tile.thread_n < FEW_SUMS else 1.0
     reading *= AHEAD_TURNS if tile.steps_ahead else 1.0
     reading *= UNEVEN_TURNS if tile.threads_per_block & (tile.threads_per_block - 1) else 1.0
