@@ -91,6 +91,10 @@ class Config:
         """Return the stages that a product can fill: no more than it has k tiles."""
         return min(self.stages, self.k_tiles(problem))
 
+    def is_ragged(self, problem: Matmul) -> bool:
+        """Return whether the tile does not divide a product."""
+        return any(size % extent for size, extent in zip((problem.m, problem.n, problem.k), self.tile.block))
+
 
 @dataclass(frozen=True, eq=False)
 class Step:

@@ -105,11 +105,6 @@ def parts_of(problem: Matmul, config: Config) -> int:
     return (STEP.tiles_of(form.name).parts or parts_for)(problem, choice, config.machine) if form.splits_k else 1
 
 
-def is_ragged(problem: Matmul, config: Config) -> bool:
-    """Return whether the tile does not divide the product."""
-    return any(size % extent for size, extent in zip((problem.m, problem.n, problem.k), config.tile.block))
-
-
 def align_and_split(sch: Schedule, problem: Matmul, config: Config, parts: int) -> SBlockRV:
     """Copy rows that are unaligned to aligned ones first, and cut the reduction in parts; returns the block to tile."""
     block, tile = sch.get_sblock("matmul"), config.tile
@@ -187,7 +182,7 @@ STEP = Step(
             fewest_stages=3,
             splits_k=True,
             tiles=FITTED,
-            fits=lambda problem, config: is_ragged(problem, config) or parts_of(problem, config) > 1,
+            fits=lambda problem, config: config.is_ragged(problem) or parts_of(problem, config) > 1,
         ),
     ),
 )

@@ -26,11 +26,12 @@ Variants, compared by name:
 - unpadded: rows in shared memory as long as they are.
 - no_raster: blocks row by row.
 - in_turn: operands read when they are needed.
-- fitted: serpentine, for shapes off the squares. Where tiles are too few to fill the GPU, or bring too little at once,
-  the reduction is cut in parts, which a second kernel adds up. Operands whose rows are no multiples of 16 bytes are
-  copied straight from where they are, element by element, where that is sooner done than a copy of them in front; and
-  results with such rows are collected in shared memory, so that neighbours are stored side by side. Threads have 8x8
-  outputs at most, and registers for no more, so that as many blocks are resident as without such copies.
+- fitted: serpentine, for shapes off the squares. Copies fill with zeros beyond ragged edges by themselves, without a
+  branch. Where tiles are too few to fill the GPU, or bring too little at once, the reduction is cut in parts, which a
+  second kernel adds up. Operands whose rows are no multiples of 16 bytes are copied straight from where they are,
+  element by element, where that is sooner done than a copy of them in front; and results with such rows are collected
+  in shared memory, so that neighbours are stored side by side. Threads have 8x8 outputs at most, and registers for no
+  more, so that as many blocks are resident as without such copies.
 
 What to expect: the first of these kernels that is held back by multiply-adds rather than by their operands; most in
 large products. Small ones gain by slices. Operands are float32; 16-bit ones are for tensor cores, in step 8.
@@ -218,7 +219,7 @@ STEP = Step(
             needs_async_copy=True,
             splits_k=True,
             tiles=FITTED,
-            fits=lambda problem, config: fit_of(problem, config) != Fit(),
+            fits=lambda problem, config: config.is_ragged(problem) or fit_of(problem, config) != Fit(),
         ),
     ),
 )

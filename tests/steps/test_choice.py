@@ -247,17 +247,18 @@ def test_rows_of_no_whole_sectors_cost_more_and_rows_across_lines_do_not() -> No
 
 
 def test_cycles_by_warpgroups_are_about_what_was_measured() -> None:
-    """Of 200 drawn shapes on an H200, the tile that was chosen for each; in parts, those that the model finds now."""
-    taken = [
-        each
-        for each in load_shapes(RESULTS)
-        if (each.group, each.dtype, each.seed) == ("schedules", "float16", 2029) and "H200" in each.environment.gpu
-    ]
-    assert len(taken) >= 200
+    """Of drawn shapes on an H200, the tile that was chosen for each; in parts, those that the model finds now."""
     stages = {str(choice.tile): choice.stages for choice in reversed(step10_wgmma.FITTED.choices)}
+    taken = [
+        (each, tile)
+        for each in load_shapes(RESULTS)
+        if (each.group, each.dtype) == ("schedules", "float16") and "H200" in each.environment.gpu
+        if (tile := each.config.split()[1].rstrip(",")) in stages  # some have left the menu
+    ]
+    assert len(taken) >= 100
     errors = []
-    for each in taken:
-        problem, tile = Matmul(each.m, each.n, each.k, each.dtype), each.config.split()[1].rstrip(",")
+    for each, tile in taken:
+        problem = Matmul(each.m, each.n, each.k, each.dtype)
         choice = Choice(step10_wgmma.FITTED.kind.parse(tile), stages[tile])
         parts = cost.wgmma_parts(problem, choice, machine_of())
         us = cost.wgmma_cycles(choice, problem, machine_of(), parts) / cost.CLOCK_GHZ / 1e3
