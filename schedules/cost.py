@@ -135,13 +135,13 @@ CACHED_BYTES = 32 * 2**20  # of parts, which then find room in the L2 cache unti
 # Of products by warpgroups, fitted to an H200's times of 1,434 kernels on 116 shapes (34 of the slowest of an earlier
 # seed, the others drawn, float16 of group schedules, seed 5201), operands copied first or not, and of 200 shapes by one
 # kernel each (seed 2041). Of shapes left out in turn, what it puts first has 0.976 of the speed of the fastest, 0.82 at
-# worst.
+# worst (among the tiles of then, with three widths that it takes for faster than they are).
 WGMMA_SPLIT_SECTORS = 1.80  # what rows take longer that are no whole sectors: see :func:`wgmma_cycles`
 WGMMA_LOADS = 1.15  # of load_bytes_per_cycle
 WGMMA_UNHIDDEN = 0.53  # of what a k tile takes less (multiplying or loading), behind what takes longer
 WGMMA_READING = 0.26  # of reading device memory, or of the k tiles where they take less, that the other does not hide
 WGMMA_STORED = 0.62  # of stored_results_per_cycle
-WGMMA_SCATTERED = 2.46  # what storing takes longer as threads have their sums, of a product smaller than a tile
+WGMMA_SCATTERED = 2.46  # what storing takes longer where each thread stores its sums: of products smaller than a tile
 WGMMA_COPIED, WGMMA_FRONT = 0.84, 0.52  # of a copy's bytes and of copying_us, with the product's kernel behind it
 FILLING_CYCLES = 500  # from a block's start to its first k tile
 STARTING_CYCLES = 2670  # of a kernel
@@ -291,15 +291,16 @@ def contraction_cycles(
 def wgmma_cycles(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> float:
     """Return about how many cycles a product takes by warpgroups, its reduction in ``parts``; a TileSet's ``cost``.
 
-    ::
+    Of the forms that store their results row by row::
 
         k tile   = the longer of multiplying and loading it, and more than half of the other
         loop     = tiles of the busiest multiprocessor · k tiles of a part · k tile
         in all   = the longer of loop and reading both operands once from device memory, and a part of the other
-                   + storing and writing the results, of which half is hidden behind other resident blocks
+                   + storing and writing the results, of which half is hidden behind other resident blocks;
+                     storing takes longer where a product smaller than the tile is not stored row by row
                    + filling the ring for each round + starting
                    + (parts > 1) adding them up by another kernel, part after part
-                   + operands that are copied first (:func:`sectors_first`)
+                   + operands that are copied first (:func:`sectors_first`), without what their rows are rounded up by
 
     A row that is no whole number of sectors and is not copied takes nearly twice as long. In wgmma's swizzled panels
     the halves of a sector that such a row puts into two pairs of 16 bytes lie apart, and cp.async brings the sector
@@ -418,15 +419,19 @@ def _unaligned(problem: Matmul, row_bytes: int) -> tuple[bool, bool]:
 
 
 def _ways_to_copy(problem: Matmul, tile: BlockTile) -> list[tuple[bool, bool]]:
-    """List which of both operands may be copied first: none that need not be is the first way."""
+    """List which of both operands may be copied first; the first way copies only what has to be, and wins ties."""
     must, may = _unaligned(problem, VECTOR_BYTES), _unaligned(problem, SECTOR_BYTES)
-    row_tiles = tile.block_k, tile.block_n if problem.layout == "nn" else tile.block_k  # what rows are rounded up to
-    whole = [length * problem.itemsize % SECTOR_BYTES == 0 for length in row_tiles]
     ways = [
-        (True,) if has_to else (False, True) if split and fits else (False,)
-        for has_to, split, fits in zip(must, may, whole)
+        (True,) if has_to else (False, True) if split and whole else (False,)
+        for has_to, split, whole in zip(must, may, _copied_whole(problem, tile))
     ]
     return list(itertools.product(*ways))
+
+
+def _copied_whole(problem: Matmul, tile: BlockTile) -> list[bool]:
+    """Return of both operands whether rows that are rounded up to the tile, as copies are, are whole sectors."""
+    rounded_to = tile.block_k, tile.block_n if problem.layout == "nn" else tile.block_k
+    return [extent * problem.itemsize % SECTOR_BYTES == 0 for extent in rounded_to]
 
 
 def _by_warpgroups(choice: Choice, problem: Matmul, machine: Machine, parts: int, copied: tuple[bool, bool]) -> float:
@@ -435,8 +440,9 @@ def _by_warpgroups(choice: Choice, problem: Matmul, machine: Machine, parts: int
         raise TypeError(f"{tile} is no tile of warpgroups")
     m, n, k = problem.m, problem.n, problem.k
     front = _copying_cycles((m * copied[0] + n * copied[1]) * k * itemsize, machine, WGMMA_COPIED, WGMMA_FRONT)
-    split = [inside and not first for inside, first in zip(_unaligned(problem, SECTOR_BYTES), copied)]
-    longer = [WGMMA_SPLIT_SECTORS - 1 if each else 0.0 for each in split]
+    inside = _unaligned(problem, SECTOR_BYTES)  # rows begin inside of sectors
+    mended = [first and whole for first, whole in zip(copied, _copied_whole(problem, tile))]
+    longer = [WGMMA_SPLIT_SECTORS - 1 if split and not whole else 0.0 for split, whole in zip(inside, mended)]
     k_tiles = max(math.ceil(math.ceil(k / tile.block_k) / parts), 1)
     busiest = -(-block_count(problem, tile) * parts // machine.multiprocessors)
     together = min(busiest, resident_blocks(Choice(tile, min(choice.stages, k_tiles)), machine, itemsize))

@@ -37,6 +37,7 @@ from tensorir_ladder.schedules.memory import (
     align_operands,
     initialize_before,
     longest_rounds,
+    unaligned_operands,
 )
 from tensorir_ladder.schedules.pipeline import fill_before_waiting, fill_with_zeros, hide_reads
 from tensorir_ladder.schedules.recipes import add_parts, split_reduction
@@ -108,8 +109,9 @@ def parts_of(problem: Matmul, config: Config) -> int:
 def align_and_split(sch: Schedule, problem: Matmul, config: Config, parts: int) -> SBlockRV:
     """Copy rows that are unaligned to aligned ones first, and cut the reduction in parts; returns the block to tile."""
     block, tile = sch.get_sblock("matmul"), config.tile
-    first, second = sectors_first(Choice(tile, config.stages), problem, config.machine, parts)
-    row_bytes = (SECTOR_BYTES if first else VECTOR_BYTES, SECTOR_BYTES if second else VECTOR_BYTES)
+    copied = sectors_first(Choice(tile, config.stages), problem, config.machine, parts)
+    must = unaligned_operands(sch, block)  # rounded up to the tile, they are whole sectors where its rows are
+    row_bytes = [SECTOR_BYTES if copied[each] and each not in must else VECTOR_BYTES for each in (0, 1)]
     rounded = (tile.block_m, tile.block_n, tile.block_k * parts)
     align_operands(sch, block, rounded, row_bytes=row_bytes, vector_bytes=16, rounds=2)
     if parts == 1:
@@ -139,7 +141,7 @@ TILES = TileSet.of(
 # Widths between, for what these leave of the last wave, and rings so short that blocks share a multiprocessor. Those
 # whose last panel has 48 columns (112, 176, 240) took 1.07 times as long as the model says, 1.10 where rows of B
 # are no whole sectors (91 kernels on an H200; why is not known). Without them what is chosen has 0.985 of the speed of
-# the best of 94 shapes, 0.976 with them.
+# the best of 94 shapes in one part, 0.976 with them.
 BETWEEN = tuple(
     Choice(WarpgroupTile.parse(tile), stages)
     for stages, tiles in (

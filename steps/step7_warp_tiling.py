@@ -173,13 +173,14 @@ TILES = TileSet.of(
         WarpTile(block=(16, 32, 32), warp=(16, 32), thread=(4, 4), slices=4),
     ),
 )
-# Off the squares, threads with 8x8 outputs were the fastest on each of 41 drawn shapes, or 4x4 on the smallest: more of
-# them fit, they have registers for the addresses of single elements, and short reductions end before so much code as
-# that of 8x16 outputs has been brought. Small blocks of few stages, of which a multiprocessor holds four, leave least
-# of the last wave: 64x64x32 in two slices and two stages was the fastest of 36 choices on 5 of 40 other shapes, and
-# 0.89 of the fastest on average. Sides between powers of two pay where a block has 6 or 12 warps in two slices. Those
-# of 6 warps in one slice (96x128x16 and alike) are as fast for their size as others, but the choice gains nothing by
-# them: with four of them what it took was 0.996 times as fast (14 shapes on an H200, 0.85 to 1.09 times).
+# Off the squares, threads with 8x8 outputs were the fastest on each of 41 drawn shapes, or 4x4 on the smallest: more
+# of them fit, they have registers for the addresses of single elements, and short reductions end before so much code
+# as that of 8x16 outputs has been brought. Small blocks of few stages leave least of the last wave: 64x64x32 in two
+# slices and two stages, of which a multiprocessor holds four, was the fastest of 36 choices on 5 of 40 other shapes,
+# and had 0.89 of the fastest one's speed on average. Sides between powers of two pay where a block has 6 or 12 warps
+# in two slices. Those of 6 warps in one slice (96x128x16 and alike) are as fast for their size as others, but the
+# choice gains nothing by them: with four of them what it took was 0.996 times as fast (14 shapes on an H200, 0.85 to
+# 1.09 times).
 FITTED = TileSet.of(
     Choice(WarpTile(block=(64, 128, 16), warp=(32, 64), thread=(8, 8)), stages=3),
     Choice(WarpTile(block=(64, 128, 32), warp=(32, 64), thread=(8, 8)), stages=2),

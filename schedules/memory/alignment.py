@@ -5,10 +5,9 @@ begins at such an address by chance only, so that each element is moved by itsel
 block needs it. A kernel in front, which brings the operand to aligned rows, moves each element by itself *once*.
 
 Rows that are whole 16-byte vectors, but no whole 32-byte sectors, can be copied asynchronously as they are: then the
-128 bytes that eight threads bring together begin and end inside of sectors, in two cache lines, and the copies take
-nearly twice as long. Where each element is brought often enough, moving these rows once pays, too, of one operand or of
-both (:func:`schedules.cost.sectors_first`). Rows of whole sectors straddle lines as well, and take no longer than
-others.
+128 bytes that eight threads bring together begin and end inside of sectors, and to wgmma's panels such copies take
+nearly twice as long (:func:`schedules.cost.wgmma_cycles` says why). Where each element is brought often enough, moving
+these rows once pays, too, of one operand or of both (:func:`schedules.cost.sectors_first`).
 
 Copies through the L1 cache (``cp.async.ca``, for 16 bytes too) are no way out. A kernel that only copies such rows has
 about twice the bandwidth so, as the halves of a sector arrive together; but with them 11 products took step 10 1.09
@@ -68,7 +67,7 @@ def align_operands(
     block: SBlockRV,
     tile: Sequence[int],
     *,
-    row_bytes: int | tuple[int, int] = VECTOR_BYTES,
+    row_bytes: int | Sequence[int] = VECTOR_BYTES,
     threads: int = 256,
     vector_bytes: int = 8,
     rounds: int = 4,
@@ -104,24 +103,22 @@ def align_operands(
 
     Raises
     ------
-    IllegalSchedule : for a tile whose rows are unaligned, too; for vectors of no legal size; and what
+    IllegalSchedule : for a tile whose rows are unaligned, too; for vectors or rows of no legal size; and what
         :func:`schedules.loops.pad_to_tile` raises.
     """
-    wanted = row_bytes if isinstance(row_bytes, tuple) else (row_bytes, row_bytes)
-    unaligned = [operand for operand in (0, 1) if operand in unaligned_operands(sch, block, wanted[operand])]
-    if not unaligned:
+    wanted = _of_each_operand(sch, block, row_bytes)
+    units = {each: unit for each, unit in enumerate(wanted) if each in unaligned_operands(sch, block, unit)}
+    if not units:
         return ()
-    _check(sch, block, {operand: wanted[operand] for operand in unaligned}, tile, vector_bytes)
+    _check(sch, block, units, tile, vector_bytes)
+    unaligned = list(units)
     widths = [_widths(operand_regions(sch, block)[operand].source, vector_bytes) for operand in unaligned]
     pad_to_tile(sch, block, tile)
     copies = _copy_together(sch, block, dict(zip(unaligned, widths)), threads, rounds)
     written = [sch.get(copied.copy).writes[0].source for copied in copies]
-    size, names = sum(map(_bytes, written)), " and ".join(str(padded.name) for padded in written)
-    units = " or ".join(map(str, dict.fromkeys(wanted[operand] for operand in unaligned)))
-    warnings.warn(
-        f"rows of no whole {units}-byte vectors: copied to {names}, {size} bytes, by a kernel in front",
-        stacklevel=2,
-    )
+    named = [f"{padded.name} (rows of whole {unit} bytes)" for padded, unit in zip(written, units.values())]
+    size = sum(map(_bytes, written))
+    warnings.warn(f"copied to {' and '.join(named)}, {size} bytes, by a kernel in front", stacklevel=2)
     return copies
 
 
@@ -181,6 +178,20 @@ def _widths(operand: tirx.Var, vector_bytes: int) -> tuple[int, int]:
     itemsize = dtype_bytes(operand.dtype)
     loaded = max(itemsize, math.gcd(_row_bytes(operand), vector_bytes))
     return loaded // itemsize, max(1, min(vector_bytes, MOST_LOADS * loaded) // itemsize)
+
+
+def _of_each_operand(sch: Schedule, block: SBlockRV, row_bytes: int | Sequence[int]) -> Sequence[int]:
+    """Return the bytes of both operands' rows; IllegalSchedule for others than two whole numbers from 1 on."""
+    wanted = (row_bytes, row_bytes) if isinstance(row_bytes, int) else row_bytes
+    if len(wanted) != 2 or any(not isinstance(each, int) or each < 1 for each in wanted):
+        raise IllegalSchedule(
+            "no bytes that rows could be multiples of",
+            block=block_name(sch, block),
+            value=f"row_bytes={row_bytes!r}",
+            limit="a whole number from 1 on, or one for each of both operands",
+            remedy="give 16, 32 or 128, or for example (16, 32)",
+        )
+    return wanted
 
 
 def _check(sch: Schedule, block: SBlockRV, unaligned: dict[int, int], tile: Sequence[int], vector_bytes: int) -> None:
