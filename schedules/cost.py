@@ -15,7 +15,6 @@ Three questions, each a function here:
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -421,11 +420,11 @@ def _unaligned(problem: Matmul, row_bytes: int) -> tuple[bool, bool]:
 def _ways_to_copy(problem: Matmul, tile: BlockTile) -> list[tuple[bool, bool]]:
     """List which of both operands may be copied first; the first way copies only what has to be, and wins ties."""
     must, may = _unaligned(problem, VECTOR_BYTES), _unaligned(problem, SECTOR_BYTES)
-    ways = [
-        (True,) if has_to else (False, True) if split and whole else (False,)
+    of_a, of_b = (
+        [True] if has_to else [False, True] if split and whole else [False]
         for has_to, split, whole in zip(must, may, _copied_whole(problem, tile))
-    ]
-    return list(itertools.product(*ways))
+    )
+    return [(first, second) for first in of_a for second in of_b]
 
 
 def _copied_whole(problem: Matmul, tile: BlockTile) -> list[bool]:
