@@ -314,10 +314,13 @@ def wgmma_cycles(choice: Choice, problem: Matmul, machine: Machine, parts: int =
 def sectors_first(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> tuple[bool, bool]:
     """Return of both operands whether a kernel in front should copy them to rows of whole sectors.
 
-    What :func:`wgmma_cycles` is the least with. True for rows that are no whole vectors, which have to be copied.
+    What :func:`wgmma_cycles` is the least with. Rows of no whole vectors are copied whatever this says: it is True for
+    them where the tile, to which copies are rounded up, makes them whole sectors.
     """
     ways = _ways_to_copy(problem, choice.tile)
-    return min(ways, key=lambda first: _by_warpgroups(choice, problem, machine, parts, first))
+    cheapest = min(ways, key=lambda copied: _by_warpgroups(choice, problem, machine, parts, copied))
+    first, second = _mended(problem, choice.tile, cheapest)
+    return first, second
 
 
 def warp_cycles(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> float:
@@ -422,15 +425,15 @@ def _ways_to_copy(problem: Matmul, tile: BlockTile) -> list[tuple[bool, bool]]:
     must, may = _unaligned(problem, VECTOR_BYTES), _unaligned(problem, SECTOR_BYTES)
     of_a, of_b = (
         [True] if has_to else [False, True] if split and whole else [False]
-        for has_to, split, whole in zip(must, may, _copied_whole(problem, tile))
+        for has_to, split, whole in zip(must, may, _mended(problem, tile, (True, True)))
     )
     return [(first, second) for first in of_a for second in of_b]
 
 
-def _copied_whole(problem: Matmul, tile: BlockTile) -> list[bool]:
-    """Return of both operands whether rows that are rounded up to the tile, as copies are, are whole sectors."""
+def _mended(problem: Matmul, tile: BlockTile, copied: tuple[bool, bool]) -> list[bool]:
+    """Return of both operands whether they are copied, and to whole sectors: copied rows are rounded up to the tile."""
     rounded_to = tile.block_k, tile.block_n if problem.layout == "nn" else tile.block_k
-    return [extent * problem.itemsize % SECTOR_BYTES == 0 for extent in rounded_to]
+    return [first and extent * problem.itemsize % SECTOR_BYTES == 0 for first, extent in zip(copied, rounded_to)]
 
 
 def _by_warpgroups(choice: Choice, problem: Matmul, machine: Machine, parts: int, copied: tuple[bool, bool]) -> float:
@@ -439,9 +442,8 @@ def _by_warpgroups(choice: Choice, problem: Matmul, machine: Machine, parts: int
         raise TypeError(f"{tile} is no tile of warpgroups")
     m, n, k = problem.m, problem.n, problem.k
     front = _copying_cycles((m * copied[0] + n * copied[1]) * k * itemsize, machine, WGMMA_COPIED, WGMMA_FRONT)
-    inside = _unaligned(problem, SECTOR_BYTES)  # rows begin inside of sectors
-    mended = [first and whole for first, whole in zip(copied, _copied_whole(problem, tile))]
-    longer = [WGMMA_SPLIT_SECTORS - 1 if split and not whole else 0.0 for split, whole in zip(inside, mended)]
+    inside = zip(_unaligned(problem, SECTOR_BYTES), _mended(problem, tile, copied))  # rows begin inside of sectors
+    longer = [WGMMA_SPLIT_SECTORS - 1 if split and not mended else 0.0 for split, mended in inside]
     k_tiles = max(math.ceil(math.ceil(k / tile.block_k) / parts), 1)
     busiest = -(-block_count(problem, tile) * parts // machine.multiprocessors)
     together = min(busiest, resident_blocks(Choice(tile, min(choice.stages, k_tiles)), machine, itemsize))

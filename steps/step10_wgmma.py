@@ -19,8 +19,8 @@ Variants:
   edges by themselves, without a branch, all of them requested before the first wait; tiles of any width by the eight.
 - whole: as rows, never cut. in_flight: results are stored as threads have them. awaited: each multiplication is
   awaited in its own iteration; one tile more is on its way in as many stages.
-A kernel in front copies operands to aligned rows: theirs are no multiples of 16 bytes, or of 32 where that pays, for
-each operand by itself.
+A kernel in front copies operands whose rows are no multiples of 16 bytes to rows that are; and each operand whose rows
+are no multiples of 32 bytes, a sector, where that pays.
 What to expect: larger tiles multiply more per element brought; small products have too few for all multiprocessors.
 """
 
@@ -37,7 +37,6 @@ from tensorir_ladder.schedules.memory import (
     align_operands,
     initialize_before,
     longest_rounds,
-    unaligned_operands,
 )
 from tensorir_ladder.schedules.pipeline import fill_before_waiting, fill_with_zeros, hide_reads
 from tensorir_ladder.schedules.recipes import add_parts, split_reduction
@@ -110,8 +109,7 @@ def align_and_split(sch: Schedule, problem: Matmul, config: Config, parts: int) 
     """Copy rows that are unaligned to aligned ones first, and cut the reduction in parts; returns the block to tile."""
     block, tile = sch.get_sblock("matmul"), config.tile
     copied = sectors_first(Choice(tile, config.stages), problem, config.machine, parts)
-    must = unaligned_operands(sch, block)  # rounded up to the tile, they are whole sectors where its rows are
-    row_bytes = [SECTOR_BYTES if copied[each] and each not in must else VECTOR_BYTES for each in (0, 1)]
+    row_bytes = [SECTOR_BYTES if first else VECTOR_BYTES for first in copied]
     rounded = (tile.block_m, tile.block_n, tile.block_k * parts)
     align_operands(sch, block, rounded, row_bytes=row_bytes, vector_bytes=16, rounds=2)
     if parts == 1:
