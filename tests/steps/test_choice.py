@@ -144,6 +144,7 @@ def test_a_shape_gets_the_form_that_fits_it() -> None:
 
     assert chosen(4096, 4096, 4096) == chosen(2048, 2048, 2048) == "serpentine"
     assert chosen(640, 480, 3840) == chosen(513, 1025, 4097) == "fitted"
+    assert chosen(6991, 1300, 2220) == "fitted", "ragged, though nothing is split, copied or collected"
 
 
 def lowered_as_chosen(problem: Matmul) -> Kernel:
