@@ -27,7 +27,15 @@ from tensorir_ladder.torch_ops.kernel_cost import (
     microseconds,
     streaming_microseconds,
 )
-from tensorir_ladder.torch_ops.nearby import Expected, Measured, Nearby, by_the_eight, kernel_places, product_places
+from tensorir_ladder.torch_ops.nearby import (
+    Expected,
+    Measured,
+    Nearby,
+    beyond_edges,
+    by_the_eight,
+    kernel_places,
+    product_places,
+)
 from tensorir_ladder.torch_ops.one_tile import (
     MOST_RESULTS,
     OneTileRates,
@@ -258,8 +266,9 @@ class Estimates:
         f = self.forms.at(tiled)
         sizes = (np.log2(each) for each in (f.block_m, f.block_n, f.block_k))
         clusters, family = (np.log2(f.down), np.log2(f.across)), np.where(f.ring, RING, ROLES)
-        found = kernel_places(family, *sizes, 1, *clusters, f.cuts, f.stays, waves=f.tiles_of(m, n) / f.workers)
-        streamed = kernel_places(STREAMED, 0, 0, 0, 1, 0, 0, 0, 0, waves=1)
+        waves, beyond = f.tiles_of(m, n) / f.workers, beyond_edges((m, n), (f.block_m, f.block_n))
+        found = kernel_places(family, *sizes, 1, *clusters, f.cuts, f.stays, waves=waves, beyond=beyond)
+        streamed = kernel_places(STREAMED, 0, 0, 0, 1, 0, 0, 0, 0, waves=1, beyond=(1, 1))
         return np.concatenate([found, np.broadcast_to(streamed, (len(at) - len(tiled), found.shape[1]))])
 
     def _place_tiles(self, at: np.ndarray, m: Any, n: Any) -> np.ndarray:
@@ -267,8 +276,8 @@ class Estimates:
         t = all_tiles().at(at)
         sizes = (np.log2(each) for each in (t.rows, t.columns, t.depth))
         clusters, family = (np.log2(t.down), np.log2(t.across)), np.array([EXCHANGED, UPRIGHT, IN_ROWS])[t.kind]
-        waves = t.blocks(m, n) / self.forms.multiprocessors
-        return kernel_places(family, *sizes, t.parts, *clusters, 0, 0, waves=waves)
+        waves, beyond = t.blocks(m, n) / self.forms.multiprocessors, beyond_edges((m, n), (t.rows, t.columns))
+        return kernel_places(family, *sizes, t.parts, *clusters, 0, 0, waves=waves, beyond=beyond)
 
     def _remember(self, file: CostFile) -> Measured:
         """Keep a file's times, and return them beside the formulas."""

@@ -9,6 +9,7 @@ Learning, 2006, equations 2.23 and 2.24). Its constants are the likeliest for th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,9 +23,9 @@ NEAREST = 640  # times that are asked: a choice takes 24 ms on one core by as ma
 # that begin within sectors of them.
 M, N, K, LINES, SECTORS = 1.37, 1.35, 1.14, 0.87, 2.13
 # And kernels: doublings of a tile's rows, columns and k steps, parts of the reduction, doublings of a cluster's blocks
-# down and across, a last wave that is cut, blocks that stay, doublings of the waves of tiles, and of those that the
-# last one, not filled, takes the place of.
-KERNEL = np.array([0.62, 0.5, 0.39, 2.13, 0.7, 0.74, 0.91, 0.53, 1.08, 3.44])
+# down and across, a last wave that is cut, blocks that stay, doublings of the waves of tiles, of those that the last
+# one, not filled, takes the place of, and of the product's rows and columns where tiles reach beyond its edges.
+KERNEL = np.array([0.62, 0.5, 0.39, 2.13, 0.7, 0.74, 0.91, 0.53, 1.08, 3.44, 2.0, 2.0])
 # And another GPU, of products and of kernels: of 52 shapes left out in turn, an H100's choice took 0.989 of the best
 # times with the H200's beside its own, 0.983 with its own alone, and 0.980 with the H200's alone.
 OTHER_PRODUCT, OTHER_KERNEL = 0.5, 0.3
@@ -55,13 +56,20 @@ def product_places(m: Any, n: Any, k: Any, nt: Any, a_row: Any = None, b_row: An
     return np.stack(np.broadcast_arrays(*sizes, *flags), axis=-1)
 
 
-def kernel_places(family: Any, *kind: Any, waves: Any) -> np.ndarray:
-    """Place kernels, a row each: which family, of which others say nothing, what KERNEL lists, and waves of tiles."""
+def kernel_places(family: Any, *kind: Any, waves: Any, beyond: Sequence[Any]) -> np.ndarray:
+    """Place kernels, a row each: which family, of which others say nothing, and what KERNEL lists.
+
+    ``waves`` of tiles; ``beyond``, by how much the tiles' rows and columns are more than the product's.
+    """
     unfilled = np.where(np.asarray(waves) < 1, 1, np.ceil(waves) / waves)
-    scaled = (
-        far * np.asarray(each) for far, each in zip(KERNEL, (*kind, np.log2(waves), np.log2(unfilled)), strict=True)
-    )
+    doublings = map(np.log2, (waves, unfilled, *beyond))
+    scaled = (far * np.asarray(each) for far, each in zip(KERNEL, (*kind, *doublings), strict=True))
     return np.stack(np.broadcast_arrays(ANOTHER * np.asarray(family), *scaled), axis=-1)
+
+
+def beyond_edges(extents: Sequence[Any], blocks: Sequence[Any]) -> list[Any]:
+    """Return what blocks of these extents cover of a product's, over what it has, dimension by dimension."""
+    return [-(-extent // block) * block / extent for extent, block in zip(extents, blocks)]
 
 
 class Expected(NamedTuple):

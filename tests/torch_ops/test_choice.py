@@ -32,7 +32,7 @@ from tensorir_ladder.torch_ops.errors import DamagedFile
 from tensorir_ladder.torch_ops.estimates import CostFile, Estimates, MeasuredShape, cost_file
 from tensorir_ladder.torch_ops.few_rows import Streamed
 from tensorir_ladder.torch_ops.kernel_cost import Forms, KTile, microseconds
-from tensorir_ladder.torch_ops.nearby import Measured, Nearby, kernel_places, product_places
+from tensorir_ladder.torch_ops.nearby import KERNEL, Measured, Nearby, kernel_places, product_places
 from tensorir_ladder.torch_ops.one_tile import CLUSTERS, all_tiles, named, one_tile_microseconds, one_tile_stages
 from tensorir_ladder.torch_ops.operands import Form, arrange, output_rows
 
@@ -104,13 +104,13 @@ def test_products_are_placed_by_rows_by_the_eight() -> None:
     assert np.array_equal(place[4], place[6])
 
 
-NOTHING = Measured(np.zeros((0, 8)), np.zeros(0, int), np.zeros((0, 11)), np.zeros(0), np.zeros(0))
+NOTHING = Measured(np.zeros((0, 8)), np.zeros(0, int), np.zeros((0, 1 + len(KERNEL))), np.zeros(0), np.zeros(0))
 
 
 def test_times_of_many_products_are_told_by_the_nearest() -> None:
     """Each kernel has its own difference, the same for all products: found again with NEAREST times and with more."""
     draw = np.random.default_rng(0)
-    kernels = kernel_places(0, *3 * draw.standard_normal((8, 30)), waves=1)
+    kernels = kernel_places(0, *3 * draw.standard_normal((8, 30)), waves=1, beyond=(1, 1))
     own = 0.07 * draw.standard_normal(30)
     sizes = 2.0 ** draw.uniform(8, 9, (60, 3))
     products = product_places(*sizes.astype(int).T, False)
@@ -123,13 +123,14 @@ def test_times_of_many_products_are_told_by_the_nearest() -> None:
     expected = nearby.expected(products[7], kernels)
     np.testing.assert_allclose(expected.off, own, atol=0.02)
     assert expected.deviation.max() < 0.05
-    unknown = nearby.expected(products[7], kernel_places(1, *[0] * 8, waves=1)[None])
+    unknown = nearby.expected(products[7], kernel_places(1, *[0] * 8, waves=1, beyond=(1, 1))[None])
     assert unknown.deviation > 1.5 * expected.deviation.max()
 
 
 def test_what_another_gpu_s_kernels_take_tells_some_of_it() -> None:
     """It tells less than this GPU's times do, and they go before it."""
-    kernels, product = kernel_places(0, np.zeros(1), *[0] * 7, waves=1), product_places(100, 100, 100, False)
+    kernels = kernel_places(0, np.zeros(1), *[0] * 7, waves=1, beyond=(1, 1))
+    product = product_places(100, 100, 100, False)
     slow, fast = (
         Measured(product[None], np.zeros(1, int), kernels, np.array([off]), np.ones(1)) for off in (0.1, -0.1)
     )
@@ -141,7 +142,7 @@ def test_what_another_gpu_s_kernels_take_tells_some_of_it() -> None:
 
 def test_where_nothing_was_measured_kernels_near_each_other_differ_alike() -> None:
     nothing = Nearby(NOTHING)
-    kernels = kernel_places(0, np.array([0.0, 0.1, 4.0]), *[0] * 7, waves=1)
+    kernels = kernel_places(0, np.array([0.0, 0.1, 4.0]), *[0] * 7, waves=1, beyond=(1, 1))
     off, covariance = nothing.expected(product_places(100, 100, 100, False), kernels)
     assert off.tolist() == [0, 0, 0]
     alike = covariance / covariance[0, 0]
