@@ -150,6 +150,16 @@ def test_where_nothing_was_measured_kernels_near_each_other_differ_alike() -> No
     assert alike[0, 1] > 0.9 > 0.7 > alike[0, 2] > 0
 
 
+def test_kernels_are_the_less_alike_the_farther_one_reaches_beyond_a_product() -> None:
+    """What is multiplied for nothing is one tile's own: it tells little of a tile of the same size that fits."""
+    whole, some, half = 1.0, 1.02, 1.5
+    for beyond in ((np.array([whole, some, half]), 1), (1, np.array([whole, some, half]))):
+        kernels = kernel_places(0, *[0] * 8, waves=1, beyond=beyond)
+        covariance = Nearby(NOTHING).expected(product_places(100, 100, 100, False), kernels).covariance
+        alike = covariance[0] / covariance[0, 0]
+        assert 1 == alike[0] > alike[1] > 0.99 > 0.9 > alike[2] > 0
+
+
 def test_odds_are_of_what_is_likely_the_fastest() -> None:
     """Of what was measured to take a tenth less than was likely; where nothing is known, the choice loses more."""
     problem, all_choices = Matmul(1000, 1000, 1000, "float16"), list(choices())
