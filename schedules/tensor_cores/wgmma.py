@@ -64,6 +64,14 @@ class Wgmma:
             found.append(f"operands of {self.dtype}, where the instruction here takes {' and '.join(PTX_TYPES)}")
         if found:
             raise IllegalTile("no wgmma does this: " + "; ".join(found), remedy="choose another tile, dtype or layout")
+        # TVM would lay such rows side by side, where the instruction reads rows of 128 bytes.
+        if self.b_major == "n" and self.columns < PANEL:
+            raise IllegalTile(
+                "instructions of few columns need a B that is stored transposed, [n, k]",
+                value=f"{self.columns} columns of a B stored [k, n]",
+                limit=f"{PANEL} columns or more",
+                remedy="choose a tile whose warpgroups have more columns, or store B transposed (layout nt)",
+            )
 
     @property
     def registers(self) -> int:

@@ -326,11 +326,18 @@ def test_other_dtypes_are_refused_by_name(dtype: str) -> None:
         ("64x512x64/1x1", "nt", "512 columns"),
         ("64x64x32/1x1", "nt", "32 steps of the k tile are not a multiple of 64"),
         ("64x100x64/1x1", "nn", "100 columns per warpgroup are not a multiple of 8 up to 256"),
+        ("64x8x64/1x1", "nn", r"8 columns of a B stored \[k, n\], limit 64 columns or more"),
+        ("128x96x64/1x2", "nn", r"48 columns of a B stored \[k, n\]"),
     ],
 )
 def test_tiles_without_an_instruction_are_refused(tile: str, layout: str, message: str) -> None:
     with pytest.raises(IllegalTile, match=message):
         scheduled(Matmul(128, 128, 128, "float16", layout), WarpgroupTile.parse(tile))
+
+
+def test_few_columns_of_a_transposed_b_have_an_instruction() -> None:
+    """Its rows are those of columns: as many as there are, each of whole panels."""
+    assert scheduled(Matmul(128, 128, 128, "float16", "nt"), WarpgroupTile.parse("64x8x64/1x1"))
 
 
 def test_a_tile_says_what_a_target_cannot_do() -> None:
