@@ -26,6 +26,7 @@ BESIDE = (
     ("right", (-5, 5)),
 )
 POINT = 4  # pixels from a point's middle that no name may hide
+GAP = 8  # pixels between names side by side, which else read as one, and from a name to an axis
 
 
 @dataclass(frozen=True)
@@ -118,8 +119,9 @@ def _name(figure: Figure, axes: Axes, some: Sequence[ShapeRecord], records: Sequ
             text = note(axes, shape_text(record.shape), place, offset, align)
             text.set_in_layout(False)
             box = text.get_window_extent()
-            inside = axes.bbox.x0 < box.x0 and box.x1 < axes.bbox.x1 and axes.bbox.y0 + POINT < box.y0
+            apart = Bbox.from_extents(box.x0 - GAP, box.y0, box.x1 + GAP, box.y1)
+            inside = axes.bbox.x0 < apart.x0 and apart.x1 < axes.bbox.x1 and axes.bbox.y0 + POINT < box.y0
             if inside and not box.count_overlaps(hidden):
-                hidden.append(box)
+                hidden.append(apart)
                 break
             text.remove()
