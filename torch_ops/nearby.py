@@ -24,7 +24,8 @@ NEAREST = 640  # times that are asked: a choice takes 24 ms on one core by as ma
 M, N, K, LINES, SECTORS = 1.37, 1.35, 1.14, 0.87, 2.13
 # And kernels: doublings of a tile's rows, columns and k steps, parts of the reduction, doublings of a cluster's blocks
 # down and across, a last wave that is cut, blocks that stay, doublings of the waves of tiles, of those that the last
-# one, not filled, takes the place of, and of the product's rows and columns where tiles reach beyond its edges.
+# one, not filled, takes the place of, and of the product's rows and columns where tiles reach beyond its edges (these
+# two by what the choice of 2,990 shapes left out in turn loses: 0.0204 without, 0.0197 by 2, 0.0198 by 3).
 KERNEL = np.array([0.62, 0.5, 0.39, 2.13, 0.7, 0.74, 0.91, 0.53, 1.08, 3.44, 2.0, 2.0])
 # And another GPU, of products and of kernels: of 52 shapes left out in turn, an H100's choice took 0.989 of the best
 # times with the H200's beside its own, 0.983 with its own alone, and 0.980 with the H200's alone.
