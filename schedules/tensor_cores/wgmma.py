@@ -47,7 +47,8 @@ class Wgmma:
 
     Raises
     ------
-    IllegalTile : on construction, for what the instruction has no form for.
+    IllegalTile : on construction, for what the instruction has no form for, and for fewer columns of a B stored [k, n]
+        than a panel has.
     """
 
     rows: int
