@@ -15,25 +15,10 @@ from tvm.tirx import Buffer
 
 from tensorir_ladder.kernels.tiles import BARRIER_BYTES
 from tensorir_ladder.schedules.errors import IllegalPipeline
+from tensorir_ladder.schedules.pipeline.box_rings import MBARRIER_IS_THROUGH, MBARRIER_WAIT
 
 SECONDS = 2  # after which a bounded wait gives up
 
-_TRY = """
-__forceinline__ __device__ bool mbarrier_is_through(void* barrier, int parity) {
-  unsigned int through;
-  asm volatile(
-      "{\\n.reg .pred p;\\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\\n"
-      "selp.u32 %0, 1, 0, p;\\n}"
-      : "=r"(through) : "r"((unsigned int)__cvta_generic_to_shared(barrier)), "r"(parity) : "memory");
-  return through;
-}
-"""
-_WAIT = """
-__forceinline__ __device__ void mbarrier_wait(void* barrier, int parity) {
-  while (!mbarrier_is_through(barrier, parity)) {}
-}
-"""
 _BOUNDED_WAIT = """
 __forceinline__ __device__ unsigned long long nanoseconds() {
   unsigned long long now;
@@ -133,10 +118,10 @@ class Barriers:
 
     def wait(self, stage: Expr, phase: Expr, role: str) -> None:
         """Emit the wait for the end of the phase of parity ``phase``; ``role`` names who waits in a bounded wait."""
-        name, limit, text = "mbarrier_wait", (), _WAIT
+        name, limit, text = "mbarrier_wait", (), MBARRIER_WAIT
         if self.bounded:
             name, limit, text = "mbarrier_wait_bounded", (StringImm(role), stage, SECONDS), _BOUNDED_WAIT
-        T.evaluate(T.cuda.func_call(name, self.at(stage), phase, *limit, source_code=_TRY + text))
+        T.evaluate(T.cuda.func_call(name, self.at(stage), phase, *limit, source_code=MBARRIER_IS_THROUGH + text))
 
 
 @T.meta_class

@@ -21,18 +21,18 @@ from tensorir_ladder.schedules.errors import IllegalWorkload
 from tensorir_ladder.schedules.isa import (
     PANEL,
     ROW_BYTES,
-    TMA_L2_PROMOTION_128B,
+    TMA_LOAD,
+    TMA_MULTICAST,
     TMA_STRIDE_BYTES,
     TMA_SWIZZLE_128B,
     VECTOR_BYTES,
     swizzled_piece,
 )
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
+from tensorir_ladder.schedules.memory.tensor_maps import encode_tensor_map
 from tensorir_ladder.schedules.workloads import Matmul
 
 ALIGNING_STEP = "take step 10, which copies such rows to aligned ones first"
-LOAD = "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes"
-MULTICAST = "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
 HINTED = ".L2::cache_hint"
 # The L2 policy that createpolicy.fractional.L2::evict_first makes for the whole of a load: its lines are the first that
 # others replace. Known as a constant from CUTLASS (TMA::CacheHintSm90::EVICT_FIRST).
@@ -97,18 +97,7 @@ def _encoded(
 ) -> Var:
     tensor_map = T.Var(name, ty=T.handle("tensormap").ty)
     T.Bind(T.tvm_stack_alloca("tensormap", 1), var=tensor_map)
-    T.evaluate(
-        T.tensormap_encode_tiled(
-            tensor_map,
-            matrix.data,
-            *(*sizes, *strides, *box),
-            *(1 for _ in sizes),  # every element of a box, along all dimensions
-            descriptor_dtype=str(matrix.dtype),
-            rank=len(sizes),
-            swizzle=swizzle,
-            l2_promotion=TMA_L2_PROMOTION_128B,
-        )
-    )
+    T.evaluate(encode_tensor_map(tensor_map, matrix, sizes, strides, box, swizzle))
     return tensor_map
 
 
@@ -235,7 +224,7 @@ def load(
     """
     address, place = _place(tensor_map, column, row)
     given = blocks if isinstance(blocks, Multicast) else Multicast(blocks)
-    kind, more = (MULTICAST, [given.mask]) if given.blocks > 1 else (LOAD, [])
+    kind, more = (TMA_MULTICAST, [given.mask]) if given.blocks > 1 else (TMA_LOAD, [])
     if streams:
         kind, more = kind + HINTED, [*more, T.uint64(EVICT_FIRST)]
     T.evaluate(T.ptx[kind.format(len(place))](into, address, *place, barrier, *more))

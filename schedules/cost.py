@@ -19,11 +19,19 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tvm.target import Target
 
-from tensorir_ladder.schedules.isa import PANEL, PARTITIONS, SECTOR_BYTES, SHARED_KIB, VECTOR_BYTES, WARP
+from tensorir_ladder.schedules.isa import (
+    PANEL,
+    PARTITIONS,
+    ROW_BYTES,
+    SECTOR_BYTES,
+    SHARED_KIB,
+    VECTOR_BYTES,
+    WARP,
+)
 from tensorir_ladder.schedules.tiles import BlockTile, Choice, ThreadTile, TileSet, WarpgroupTile, WarpTile
 from tensorir_ladder.schedules.workloads import Matmul
 
@@ -137,14 +145,37 @@ CACHED_BYTES = 32 * 2**20  # of parts, which then find room in the L2 cache unti
 # worst (among the tiles of then, with three widths that it takes for faster than they are).
 WGMMA_SPLIT_SECTORS = 1.80  # what rows take longer that are no whole sectors: see :func:`wgmma_cycles`
 WGMMA_LOADS = 1.15  # of load_bytes_per_cycle
-WGMMA_UNHIDDEN = 0.53  # of what a k tile takes less (multiplying or loading), behind what takes longer
-WGMMA_READING = 0.26  # of reading device memory, or of the k tiles where they take less, that the other does not hide
-WGMMA_STORED = 0.62  # of stored_results_per_cycle
 WGMMA_SCATTERED = 2.46  # what storing takes longer where each thread stores its sums: of products smaller than a tile
 WGMMA_COPIED, WGMMA_FRONT = 0.84, 0.52  # of a copy's bytes and of copying_us, with the product's kernel behind it
-FILLING_CYCLES = 500  # from a block's start to its first k tile
-STARTING_CYCLES = 2670  # of a kernel
-PART_CYCLES = 319  # of each part, read behind the one before by the threads that add them up
+
+
+class _WarpgroupTimes(NamedTuple):
+    """What a product by warpgroups takes, by who brings its operands.
+
+    ``unhidden``: of what a k tile takes less (multiplying or loading), behind what takes longer. ``reading``: of
+    reading device memory, or of the k tiles where they take less, that the other does not hide. ``stored``: of
+    stored_results_per_cycle. In cycles: ``latency`` from asking for a k tile to its arrival, while others are on their
+    way; ``filling`` from a block's start to its first k tile; ``starting`` of a kernel; ``part`` of each part, read
+    behind the one before by the threads that add them up.
+    """
+
+    unhidden: float
+    reading: float
+    stored: float
+    latency: float
+    filling: float
+    starting: float
+    part: float
+
+
+BY_THREADS = _WarpgroupTimes(0.53, 0.26, 0.62, LATENCY_CYCLES, 500, 2670, 319)
+# Fitted to an H200's times of 526 kernels on 67 shapes: 23 of the slowest by cp.async of seed 2048, the others drawn
+# (float16 of group schedules, seed 7001). What comes first, of these and of 115 kernels by cp.async on the same shapes,
+# has 0.982 of the speed of the fastest, 0.87 at worst.
+BY_BOXES = _WarpgroupTimes(0.34, 0.46, 0.55, 1660, 0, 4280, 240)
+LINE_CYCLES = 1.45  # of TMA, from one cache line that it reads of to the next
+ROW_CYCLES = 2.0  # from one row of 128 bytes that arrives in a multiprocessor to the next
+CLUSTERS = ((1, 1), (2, 1), (1, 2))  # of a product by boxes: blocks below each other share B, beside each other A
 PARTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 SPLIT_PAYS = 0.95  # of the time of a whole reduction: what parts are modelled to save has to be more than the rest
 PART_BYTES = 4  # of a sum that waits to be added up: float32
@@ -319,8 +350,42 @@ def sectors_first(choice: Choice, problem: Matmul, machine: Machine, parts: int 
     """
     ways = _ways_to_copy(problem, choice.tile)
     cheapest = min(ways, key=lambda copied: _by_warpgroups(choice, problem, machine, parts, copied))
-    first, second = _mended(problem, choice.tile, cheapest)
-    return first, second
+    return _mended(problem, choice.tile, cheapest)
+
+
+def box_cycles(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> float:
+    """Return about how many cycles a product takes by warpgroups whose operands TMA brings; a TileSet's ``cost``.
+
+    As :func:`wgmma_cycles`, but for loading, and by the best of a few plans (:func:`box_plan`)::
+
+        loading  = the longer of asking for cache lines, of which a row that does not begin with one has two, and
+                   the arrival of rows; of an operand that a cluster shares, each block asks for its share
+
+    Source: what was measured; and 64 bytes a cycle are what a multiprocessor takes from the L2 cache.
+    """
+    return min(_by_boxes(choice, problem, machine, parts, plan) for plan in _box_plans(problem, choice.tile))
+
+
+class BoxPlan(NamedTuple):
+    """How operands come by TMA: which are copied first, to rows of whole cache lines, and which blocks share what.
+
+    ``cluster``: so many blocks below each other share B, so many beside each other A.
+    """
+
+    copied: tuple[bool, bool]
+    cluster: tuple[int, int]
+
+
+def box_plan(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> BoxPlan:
+    """Return what :func:`box_cycles` is the least with; rows of no whole 16 bytes are copied, whatever this says."""
+    plans = _box_plans(problem, choice.tile)
+    best = min(plans, key=lambda plan: _by_boxes(choice, problem, machine, parts, plan))
+    return best._replace(copied=_mended(problem, choice.tile, best.copied, ROW_BYTES))
+
+
+def box_parts(problem: Matmul, choice: Choice, machine: Machine) -> int:
+    """Return into how many parts a reduction by boxes should go; each has at least as many k tiles as stages."""
+    return _cheapest_parts(box_cycles, problem, choice, machine)
 
 
 def warp_cycles(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> float:
@@ -420,51 +485,100 @@ def _unaligned(problem: Matmul, row_bytes: int) -> tuple[bool, bool]:
     return bool(a), bool(b)
 
 
-def _ways_to_copy(problem: Matmul, tile: BlockTile) -> list[tuple[bool, bool]]:
+def _ways_to_copy(problem: Matmul, tile: BlockTile, row_bytes: int = SECTOR_BYTES) -> list[tuple[bool, bool]]:
     """List which of both operands may be copied first; the first way copies only what has to be, and wins ties."""
-    must, may = _unaligned(problem, VECTOR_BYTES), _unaligned(problem, SECTOR_BYTES)
+    must, may = _unaligned(problem, VECTOR_BYTES), _unaligned(problem, row_bytes)
     of_a, of_b = (
         [True] if has_to else [False, True] if split and whole else [False]
-        for has_to, split, whole in zip(must, may, _mended(problem, tile, (True, True)))
+        for has_to, split, whole in zip(must, may, _mended(problem, tile, (True, True), row_bytes))
     )
     return [(first, second) for first in of_a for second in of_b]
 
 
-def _mended(problem: Matmul, tile: BlockTile, copied: tuple[bool, bool]) -> list[bool]:
+def _mended(
+    problem: Matmul, tile: BlockTile, copied: tuple[bool, bool], row_bytes: int = SECTOR_BYTES
+) -> tuple[bool, bool]:
     """Return of both operands whether they are copied, and to whole sectors: copied rows are rounded up to the tile."""
-    rounded_to = tile.block_k, tile.block_n if problem.layout == "nn" else tile.block_k
-    return [first and extent * problem.itemsize % SECTOR_BYTES == 0 for first, extent in zip(copied, rounded_to)]
+    along_n = tile.block_n if problem.layout == "nn" else tile.block_k
+    of_a, of_b = (
+        first and extent * problem.itemsize % row_bytes == 0 for first, extent in zip(copied, (tile.block_k, along_n))
+    )
+    return of_a, of_b
+
+
+def _box_plans(problem: Matmul, tile: BlockTile) -> list[BoxPlan]:
+    """List how a product's operands can be brought by TMA, that which does the least first."""
+    ways = _ways_to_copy(problem, tile, ROW_BYTES)
+    return [BoxPlan(copied, cluster) for copied in ways for cluster in CLUSTERS]
 
 
 def _by_warpgroups(choice: Choice, problem: Matmul, machine: Machine, parts: int, copied: tuple[bool, bool]) -> float:
-    tile, rates, itemsize = choice.tile, machine.rates, problem.itemsize
-    if not isinstance(tile, WarpgroupTile):
-        raise TypeError(f"{tile} is no tile of warpgroups")
+    tile, rates, itemsize = _warpgroups(choice), machine.rates, problem.itemsize
     m, n, k = problem.m, problem.n, problem.k
     front = _copying_cycles((m * copied[0] + n * copied[1]) * k * itemsize, machine, WGMMA_COPIED, WGMMA_FRONT)
     inside = zip(_unaligned(problem, SECTOR_BYTES), _mended(problem, tile, copied))  # rows begin inside of sectors
     longer = [WGMMA_SPLIT_SECTORS - 1 if split and not mended else 0.0 for split, mended in inside]
-    k_tiles = max(math.ceil(math.ceil(k / tile.block_k) / parts), 1)
-    busiest = -(-block_count(problem, tile) * parts // machine.multiprocessors)
-    together = min(busiest, resident_blocks(Choice(tile, min(choice.stages, k_tiles)), machine, itemsize))
     rows, columns = min(m, tile.block_m), min(n, tile.block_n)
     # Of a B stored [k, n] whole panels.
     wide = -(-tile.group_n // PANEL) * PANEL * tile.warpgroups[1] if problem.layout == "nn" else tile.block_n
     brought = (tile.block_m + rows * longer[0] + wide + columns * longer[1]) * tile.block_k * itemsize
+    loading = brought / (WGMMA_LOADS * rates.load_bytes_per_cycle)
+    return front + _warpgroup_cycles(choice, problem, machine, parts, block_count(problem, tile), loading, BY_THREADS)
+
+
+def _warpgroups(choice: Choice) -> WarpgroupTile:
+    if not isinstance(choice.tile, WarpgroupTile):
+        raise TypeError(f"{choice.tile} is no tile of warpgroups")
+    return choice.tile
+
+
+def _warpgroup_cycles(
+    choice: Choice,
+    problem: Matmul,
+    machine: Machine,
+    parts: int,
+    tiles: int,
+    loading: float,
+    times: _WarpgroupTimes,
+) -> float:
+    """Return the cycles of so many tiles by warpgroups, of which a k tile's operands take ``loading`` to be brought."""
+    tile, rates, itemsize = _warpgroups(choice), machine.rates, problem.itemsize
+    m, n, k = problem.m, problem.n, problem.k
+    k_tiles = max(math.ceil(math.ceil(k / tile.block_k) / parts), 1)
+    busiest = -(-tiles * parts // machine.multiprocessors)
+    together = min(busiest, resident_blocks(Choice(tile, min(choice.stages, k_tiles)), machine, itemsize))
+    rows, columns = min(m, tile.block_m), min(n, tile.block_n)
     ahead = together * max(1, min(choice.stages - 2, k_tiles))  # k tiles on their way
-    loading = max(brought / (WGMMA_LOADS * rates.load_bytes_per_cycle), LATENCY_CYCLES / ahead)
+    loading = max(loading, times.latency / ahead)
     multiplying = tile.block_m * tile.block_n * tile.block_k / rates.wgmma_multiply_adds_per_cycle
-    loop = busiest * k_tiles * (max(multiplying, loading) + WGMMA_UNHIDDEN * min(multiplying, loading))
+    loop = busiest * k_tiles * (max(multiplying, loading) + times.unhidden * min(multiplying, loading))
     stored = busiest * rows * columns * (PART_BYTES if parts > 1 else itemsize)
-    storing = stored / (WGMMA_STORED * rates.stored_results_per_cycle * STORED_BYTES)
+    storing = stored / (times.stored * rates.stored_results_per_cycle * STORED_BYTES)
     if parts == 1 and (m < tile.block_m or n < tile.block_n):
         storing *= WGMMA_SCATTERED
     per_cycle = rates.copying_gb_s / CLOCK_GHZ
     reading, writing = (m + n) * k * itemsize / per_cycle, m * n * itemsize / per_cycle
-    looped = max(loop, reading) + WGMMA_READING * min(loop, reading)
-    filling = -(-busiest // together) * FILLING_CYCLES
-    adding = _adding_cycles(m, n, parts, machine, cached=True) + parts * PART_CYCLES if parts > 1 else 0.0
-    return front + looped + (storing + writing) * (1 + 1 / together) / 2 + filling + STARTING_CYCLES + adding
+    looped = max(loop, reading) + times.reading * min(loop, reading)
+    filling = -(-busiest // together) * times.filling
+    adding = _adding_cycles(m, n, parts, machine, cached=True) + parts * times.part if parts > 1 else 0.0
+    return looped + (storing + writing) * (1 + 1 / together) / 2 + filling + times.starting + adding
+
+
+def _by_boxes(choice: Choice, problem: Matmul, machine: Machine, parts: int, plan: BoxPlan) -> float:
+    tile, (down, across) = _warpgroups(choice), plan.cluster
+    rows_of_tiles, columns_of_tiles = -(-problem.m // tile.block_m), -(-problem.n // tile.block_n)
+    tiles = -(-rows_of_tiles // down) * down * -(-columns_of_tiles // across) * across
+    a_rows, b_rows = min(problem.m, tile.block_m), min(problem.n, tile.block_n)
+    if problem.layout == "nn":  # panels, of each instruction its own
+        panels = min(-(-problem.n // PANEL), -(-tile.group_n // PANEL) * tile.warpgroups[1])
+        b_rows = panels * tile.block_k
+    mended = _mended(problem, tile, plan.copied, ROW_BYTES)
+    of_a, of_b = (2 if split and not whole else 1 for split, whole in zip(_unaligned(problem, ROW_BYTES), mended))
+    copied_bytes = (problem.m * plan.copied[0] + problem.n * plan.copied[1]) * problem.k * problem.itemsize
+    front = _copying_cycles(copied_bytes, machine, WGMMA_COPIED, WGMMA_FRONT)
+    asked = LINE_CYCLES * (a_rows * of_a / across + b_rows * of_b / down)
+    loading = max(asked, ROW_CYCLES * (a_rows + b_rows))
+    return front + _warpgroup_cycles(choice, problem, machine, parts, tiles, loading, BY_BOXES)
 
 
 def _copying_cycles(copied_bytes: float, machine: Machine, share: float = 1.0, front: float = 1.0) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -87,6 +87,16 @@ def is_zero(number: object) -> bool:
 def is_true(condition: object) -> bool:
     """Return whether a condition always holds, as far as it says so itself."""
     return isinstance(condition, tirx.IntImm) and bool(int(condition))
+
+
+def replaced(expr: ir.Expr, values: Mapping[tirx.Var, ir.Expr | int]) -> ir.Expr:
+    """Return an expression with values in the place of variables."""
+    return tvm_ffi.structural_map(expr, (tirx.Var, lambda var: values.get(var, var)))
+
+
+def thread_tag(loop: tirx.For) -> str:
+    """Return what a loop is bound to ("threadIdx.x"), "" if it is not bound."""
+    return str(loop.thread_binding.thread_tag) if loop.thread_binding is not None else ""
 
 
 def without_carries(value: Any, analyzer: sym.Analyzer) -> Any:

@@ -239,6 +239,8 @@ def wgmma_misfits(rows: int, columns: int, steps: int) -> list[str]:
 # TMA: boxes of a matrix in device memory, copied by one thread's instruction
 
 TMA_STRIDE_BYTES = 16  # rows must begin a multiple of it apart
+TMA_LOAD = "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes"  # of so many dimensions
+TMA_MULTICAST = TMA_LOAD + ".multicast::cluster"
 TMA_SWIZZLE_128B = 3  # CUtensorMapSwizzle
 # CUtensorMapL2promotion. On an H200 23 kernels with 256 bytes were 0.97 times as fast (0.91 where memory decides), and
 # 15 with 64 or none 0.99 times.

@@ -15,8 +15,8 @@ def choose_step(problem: Matmul, machine: Machine) -> tuple[Step, Config]:
     """Return the step that should be the fastest schedule for a product, and the configuration to ask it for.
 
     It is the last step of the ladder that takes the operands and whose instructions the machine has, with the tile and
-    stages that the cost model finds for this shape; and its form for shapes off the squares, where that does anything
-    else than the default: otherwise the cheaper tile of both. Nothing is measured::
+    stages that the cost model finds for this shape; and the cheapest of its forms for shapes off the squares, in whose
+    place the default stands, with the cheaper tile of both, where a form does nothing else. Nothing is measured::
 
         step, config = choose_step(Matmul(513, 1025, 4097), machine)
         sch = step.schedule(problem, config)
@@ -28,16 +28,15 @@ def choose_step(problem: Matmul, machine: Machine) -> tuple[Step, Config]:
         and (config := _configured(step, step.default_variant(machine.has_cp_async), problem, machine))
     ]
     step, config = max(able, key=lambda found: found[0].number)
+    priced = [(0.0, config)]
     for form in step.variants:
-        fitted = _configured(step, form.name, problem, machine) if form.fits else None
-        if form.fits and fitted:
-            if form.fits(problem, fitted):
-                return step, fitted
-            tiles, plain = step.tiles_of(form.name), replace(fitted, variant=config.variant)
-            return step, min(
-                (config, plain), key=lambda each: choice_cost(tiles, Choice(each.tile, each.stages), problem, machine)
-            )
-    return step, config
+        if form.fits and (made := _configured(step, form.name, problem, machine)):
+            fits = form.fits(problem, made)
+            others = [made] if fits else [config, replace(made, variant=config.variant)]
+            tiles, split = step.tiles_of(form.name), fits and form.splits_k
+            costs = [choice_cost(tiles, Choice(c.tile, c.stages), problem, machine, split=split) for c in others]
+            priced += zip(costs, others)
+    return step, min(priced[1:] or priced, key=lambda each: each[0])[1]
 
 
 def _configured(step: Step, variant: str, problem: Matmul, machine: Machine) -> Config | None:

@@ -17,6 +17,9 @@ Variants:
   GPU, a long reduction is cut in parts, each summed by blocks of its own and added up by a second kernel.
 - fitted: for shapes off the squares: as many parts as the cost model finds, copies that fill with zeros beyond ragged
   edges by themselves, without a branch, all of them requested before the first wait; tiles of any width by the eight.
+- boxes: as fitted, but operands are brought by the tensor memory accelerator, box by box, by one thread's instructions
+  (step 11's idea as a schedule function): rows that begin inside of sectors cost less, a kernel's start costs more. Two
+  blocks share the operand that they have in common where that pays.
 - whole: as rows, never cut. in_flight: results are stored as threads have them. awaited: each multiplication is
   awaited in its own iteration; one tile more is on its way in as many stages.
 A kernel in front copies operands whose rows are no multiples of 16 bytes to rows that are; and each operand whose rows
@@ -27,10 +30,19 @@ What to expect: larger tiles multiply more per element brought; small products h
 from __future__ import annotations
 
 from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import SBlockRV
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tensorir_ladder.schedules.cost import parts_for, sectors_first, wgmma_cycles, wgmma_parts
-from tensorir_ladder.schedules.isa import SECTOR_BYTES, VECTOR_BYTES
+from tensorir_ladder.schedules.cost import (
+    BoxPlan,
+    box_cycles,
+    box_parts,
+    box_plan,
+    parts_for,
+    sectors_first,
+    wgmma_cycles,
+    wgmma_parts,
+)
+from tensorir_ladder.schedules.isa import ROW_BYTES, SECTOR_BYTES, VECTOR_BYTES
 from tensorir_ladder.schedules.loops import bind_grid, pad_to_tile, raster_blocks
 from tensorir_ladder.schedules.memory import (
     accumulate_in_registers,
@@ -42,12 +54,14 @@ from tensorir_ladder.schedules.pipeline import fill_before_waiting, fill_with_ze
 from tensorir_ladder.schedules.recipes import add_parts, split_reduction
 from tensorir_ladder.schedules.tensor_cores import (
     FRAGMENT,
+    WarpgroupLoops,
     bind_warpgroups,
     instruction_for,
     lay_out_accumulators,
     multiply_by_wgmma,
     pipeline_warpgroups,
     spread_fragment,
+    stage_by_tma,
     stage_in_panels,
     store_by_rows,
     tile_for_warpgroups,
@@ -62,24 +76,30 @@ def schedule(problem: Matmul, config: Config, *, tensorize: bool = True) -> Sche
     """Multiply by warpgroups, pipelined around wgmma; ``tensorize=False`` leaves the multiplication as loops."""
     sch = Schedule(problem.prim_func())
     tile, parts = config.tile, parts_of(problem, config)
-    block = align_and_split(sch, problem, config, parts)
+    brought = box_plan_of(problem, config, parts)
+    block = align_and_split(sch, problem, config, parts, brought)
     instruction = instruction_for(sch, block, tile)
     *part, _, _, reduction = sch.get_loops(block)
     k_tiles = 2 if int(sch.get(reduction).extent) <= tile.block_k else 1  # so that there is a loop to pipeline
-    pad_to_tile(sch, block, [*(1 for _ in part), tile.block_m, tile.block_n, tile.block_k * k_tiles])
+    down, across = brought.cluster
+    pad_to_tile(sch, block, [*(1 for _ in part), tile.block_m * down, tile.block_n * across, tile.block_k * k_tiles])
     *part, rows, columns, reduction = sch.get_loops(block)
     loops = tile_for_warpgroups(sch, rows, columns, reduction, tile)
-    grid = bind_grid(sch, [*part, *raster_blocks(sch, loops.block_row, loops.block_column, 8)])
+    grid = bind_grid(sch, [*part, *cluster_side_by_side(sch, loops, brought.cluster)])
     group = bind_warpgroups(sch, loops)
     write_back = accumulate_in_registers(sch, block, group, FRAGMENT)
     lay_out_accumulators(sch, block, instruction)
     # Of a product smaller than a tile, TVM keeps rows that leave the operands behind them unaligned for wgmma.
     whole_tiles = problem.m >= tile.block_m and problem.n >= tile.block_n
-    if config.variant in ("rows", "whole", "fitted") and parts == 1 and whole_tiles:
-        store_by_rows(sch, write_back, grid, tile.threads, whole=config.variant == "fitted")
+    if config.variant in ("rows", "whole", "fitted", "boxes") and parts == 1 and whole_tiles:
+        store_by_rows(sch, write_back, grid, tile.threads, whole=config.variant in ("fitted", "boxes"))
     spread_fragment(sch, write_back, group, vectorize=True)
-    runs = enumerate(instruction.run_lengths)
-    copies = [stage_in_panels(sch, block, operand, loops.k_outer, tile.threads, run) for operand, run in runs]
+    copies = []
+    for operand, (run, sharing) in enumerate(zip(instruction.run_lengths, (across, down))):
+        if config.variant == "boxes":
+            stage_by_tma(sch, block, operand, loops.k_outer, run, sharing)
+        else:
+            copies.append(stage_in_panels(sch, block, operand, loops.k_outer, tile.threads, run))
     spread_fragment(sch, initialize_before(sch, block, loops.k_outer), group)
     hide_reads(sch, block)  # the instruction's, which reads shared memory by itself
     in_flight = 0 if config.variant == "awaited" else 1  # multiplications that nobody has waited for
@@ -105,11 +125,32 @@ def parts_of(problem: Matmul, config: Config) -> int:
     return (STEP.tiles_of(form.name).parts or parts_for)(problem, choice, config.machine) if form.splits_k else 1
 
 
-def align_and_split(sch: Schedule, problem: Matmul, config: Config, parts: int) -> SBlockRV:
+def box_plan_of(problem: Matmul, config: Config, parts: int) -> BoxPlan:
+    """Return which operands TMA should find copied, and which blocks share what; nothing of either where it is not."""
+    if config.variant != "boxes":
+        return BoxPlan((False, False), (1, 1))
+    return box_plan(Choice(config.tile, config.stages), problem, config.machine, parts)
+
+
+def cluster_side_by_side(sch: Schedule, loops: WarpgroupLoops, cluster: tuple[int, int]) -> list[LoopRV]:
+    """Order a grid's loops so that the blocks of a cluster, below or beside each other, are the innermost."""
+    down, across = cluster
+    if cluster == (1, 1):
+        return raster_blocks(sch, loops.block_row, loops.block_column, 8)
+    together, other = (loops.block_column, loops.block_row) if across > 1 else (loops.block_row, loops.block_column)
+    outer, inner = sch.split(together, [None, down * across])
+    order = [*raster_blocks(sch, outer, other, 8 // (down * across)), inner]
+    sch.reorder(*order)
+    return order
+
+
+def align_and_split(sch: Schedule, problem: Matmul, config: Config, parts: int, plan: BoxPlan) -> SBlockRV:
     """Copy rows that are unaligned to aligned ones first, and cut the reduction in parts; returns the block to tile."""
     block, tile = sch.get_sblock("matmul"), config.tile
-    copied = sectors_first(Choice(tile, config.stages), problem, config.machine, parts)
-    row_bytes = [SECTOR_BYTES if first else VECTOR_BYTES for first in copied]
+    copied, aligned = plan.copied, ROW_BYTES
+    if config.variant != "boxes":
+        copied, aligned = sectors_first(Choice(tile, config.stages), problem, config.machine, parts), SECTOR_BYTES
+    row_bytes = [aligned if first else VECTOR_BYTES for first in copied]
     rounded = (tile.block_m, tile.block_n, tile.block_k * parts)
     align_operands(sch, block, rounded, row_bytes=row_bytes, vector_bytes=16, rounds=2)
     if parts == 1:
@@ -160,6 +201,7 @@ FITTED = TileSet.of(
     cost=wgmma_cycles,
     parts=wgmma_parts,
 )
+BOXES = TileSet.of(*FITTED.choices, cost=box_cycles, parts=box_parts)
 STEP = Step(
     number=10,
     topic="wgmma",
@@ -183,6 +225,15 @@ STEP = Step(
             splits_k=True,
             tiles=FITTED,
             fits=lambda problem, config: config.is_ragged(problem) or parts_of(problem, config) > 1,
+        ),
+        Variant(
+            "boxes",
+            dtypes=HALVES,
+            needs_async_copy=True,
+            fewest_stages=3,
+            splits_k=True,
+            tiles=BOXES,
+            fits=lambda problem, config: True,
         ),
     ),
 )

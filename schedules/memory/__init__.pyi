@@ -17,6 +17,9 @@ from .staging import stage_through_registers as stage_through_registers
 from .staging import store_through_shared as store_through_shared
 from .swizzling import lower_swizzles as lower_swizzles
 from .swizzling import swizzle_rows as swizzle_rows
+from .tensor_maps import BoxFetch as BoxFetch
+from .tensor_maps import encode_tensor_map as encode_tensor_map
+from .tensor_maps import fetch_by_tma as fetch_by_tma
 from .workspaces import pass_workspaces as pass_workspaces
 from .workspaces import workspace_bytes as workspace_bytes
 from .workspaces import workspaces as workspaces

@@ -20,7 +20,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
 from tensorir_ladder.schedules.errors import IllegalPipeline
-from tensorir_ladder.schedules.inspection import DEVICE_SCOPES, Statement, loop_name, without_carries
+from tensorir_ladder.schedules.inspection import DEVICE_SCOPES, Statement, loop_name, replaced, without_carries
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class _Move:
 
     def _at(self, iterations: dict[tirx.Var, ir.Expr]) -> dict[tirx.Var, ir.Expr]:
         """Return the iterators' values in given iterations of loops."""
-        return {iterator: _replaced(value, iterations) for iterator, value in self.values.items()}
+        return {iterator: replaced(value, iterations) for iterator, value in self.values.items()}
 
     def _lanes(self, loop: tirx.For, lane: int) -> tuple[dict[tirx.Var, ir.Expr], dict[tirx.Var, ir.Expr]]:
         """Return the same in a lane of a vector, and in its first one.
@@ -151,7 +151,7 @@ class _Move:
         analyzer, extent = sym.Analyzer(), int(loop.extent)
         values = {iterator: _counting_lanes(value, loop) for iterator, value in self.values.items()}
         there, here = (
-            {iterator: _replaced(value, {loop.loop_var: at}) for iterator, value in values.items()}
+            {iterator: replaced(value, {loop.loop_var: at}) for iterator, value in values.items()}
             for at in (loop.min + lane, loop.min)
         )
         for iterator in self.values:
@@ -164,7 +164,7 @@ class _Move:
         """Return whether it is so many elements from one place to another, in both buffers; the iterators' values."""
         analyzer = sym.Analyzer()
         for indices in (self.store.indices, self.load.indices):
-            places = ([without_carries(_replaced(index, at), analyzer) for index in indices] for at in (there, here))
+            places = ([without_carries(replaced(index, at), analyzer) for index in indices] for at in (there, here))
             *outer, last = (later - sooner for later, sooner in zip(*places))
             if not all(analyzer.can_prove_equal(step, 0) for step in outer):
                 return False
@@ -179,7 +179,7 @@ def _counting_lanes(expr: ir.Expr, loop: tirx.For) -> ir.Expr:
     vectors: list[tuple[ir.Expr, tirx.Var]] = []
 
     def rewritten(division: tirx.FloorDiv | tirx.FloorMod) -> ir.Expr:
-        lane, first = loop.loop_var, _replaced(division.a, {loop.loop_var: loop.min})
+        lane, first = loop.loop_var, replaced(division.a, {loop.loop_var: loop.min})
         counts = analyzer.can_prove_equal(division.a - first, lane - loop.min)
         if not counts or not analyzer.can_prove_equal(tirx.floormod(first, extent), 0):
             return division
@@ -208,7 +208,7 @@ def _moves(stmt: tirx.Stmt | None, loops: tuple[tirx.For, ...] = (), values: dic
             yield from _moves(case, loops, values)
     elif isinstance(stmt, s_tir.SBlockRealize):
         own = {iterator.var: value for iterator, value in zip(stmt.block.iter_vars, stmt.iter_values)}
-        yield from _moves(stmt.block.body, loops, {**values, **{k: _replaced(v, values) for k, v in own.items()}})
+        yield from _moves(stmt.block.body, loops, {**values, **{k: replaced(v, values) for k, v in own.items()}})
     elif isinstance(stmt, tirx.BufferStore):
         choices, value = [], stmt.value
         while isinstance(value, ir.Call) and str(value.op.name).endswith("if_then_else"):
@@ -226,10 +226,6 @@ def _run_by_threads(sch: Schedule, loop: LoopRV, stmt: tirx.Stmt) -> bool:
         place = place.parent
     loops = [*_found(stmt, tirx.For), *(other for other in around if isinstance(other, tirx.For))]
     return any(other.kind == tirx.ForKind.THREAD_BINDING for other in loops)
-
-
-def _replaced(expr: ir.Expr, values: dict[tirx.Var, ir.Expr]) -> ir.Expr:
-    return tvm_ffi.structural_map(expr, (tirx.Var, lambda var: values.get(var, var)))
 
 
 def _found(node: ir.Expr | tirx.Stmt, kind: type) -> list:

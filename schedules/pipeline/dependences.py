@@ -42,6 +42,7 @@ from tensorir_ladder.schedules.inspection import (
     loops_of,
     scheduled_function,
     statements_of,
+    thread_tag,
 )
 from tensorir_ladder.schedules.pipeline.one_barrier import declares_read, is_gate, is_hidden_read, retires
 
@@ -112,7 +113,7 @@ class LoopBody:
         self.loop, self.around, self._homes = loop, around, homes
         self.statements = statements_of(loop)
         self.extent = int(loop.extent)
-        self._tags = {each.loop_var: _thread_of(each) for each in loops_of(loop)}
+        self._tags = {each.loop_var: thread_tag(each) for each in loops_of(loop)}
         self._needed: dict[tuple[tuple[int, ...], tuple[int, ...]], dict[tirx.Var, int]] = {}
 
     @classmethod
@@ -266,7 +267,7 @@ class LoopBody:
         return tuple(
             (stmt.loop_var, _range_of(stmt))
             for stmt in self.around
-            if isinstance(stmt, tirx.For) and "thread" in _thread_of(stmt)
+            if isinstance(stmt, tirx.For) and "thread" in thread_tag(stmt)
         )
 
     def _outer_axes(self) -> Loops:
@@ -692,10 +693,6 @@ def _range_with(extent: ir.Range, values: Values) -> ir.Range:
 
 def _range_of(loop: tirx.For) -> ir.Range:
     return ir.Range.from_min_extent(loop.min, loop.extent)
-
-
-def _thread_of(loop: tirx.For) -> str:
-    return str(loop.thread_binding.thread_tag) if loop.thread_binding is not None else ""
 
 
 def _apart(one: ir.Range, other: ir.Range) -> ir.Expr:

@@ -16,6 +16,7 @@ from tensorir_ladder.schedules.loops.serpentine import lower_serpentines
 from tensorir_ladder.schedules.memory.swizzling import lower_swizzles
 from tensorir_ladder.schedules.memory.workspaces import pass_workspaces
 from tensorir_ladder.schedules.passes import PIPELINE, admit, needs_of, on_functions, root_of
+from tensorir_ladder.schedules.pipeline.box_rings import lower_boxes
 from tensorir_ladder.schedules.pipeline.first_fill import lower_first_fills
 from tensorir_ladder.schedules.pipeline.one_barrier import SYNC, check_gates, drop_hidden_reads
 from tensorir_ladder.schedules.pipeline.pipelining import required_pass_config
@@ -59,17 +60,21 @@ def required_tir_pipeline(mod: ir.IRModule | tirx.PrimFunc) -> str:
 def tir_pipeline() -> tuple[Pass, Pass, Pass]:
     """Make :data:`schedules.passes.PIPELINE`: TVM's own for scheduled functions, and what it lacks.
 
-    Fragments and swizzles are lowered as soon as buffers are compact, copies that fill with zeros, serpentine loops and
-    rings at the end. What needs
-    nothing of this comes out as TVM lowers it.
+    Copies by TMA, fragments and swizzles are lowered as soon as buffers are compact, copies that fill with zeros,
+    serpentine loops and rings at the end. What needs nothing of this comes out as TVM lowers it.
     """
     lower, finalize_host, finalize_device = tirx.get_tir_pipeline("s_tir")
-    before = [on_functions(_gated), compact_blocks(), lower_fragments(), lower_swizzles()]
+    before = _compact()
     after = [
         *map(on_functions, (lower_residency, lower_first_fills, lower_zero_fills, lower_serpentines)),
         unroll_rings(),
     ]
     return Sequential([*before, lower, *after]), finalize_host, finalize_device
+
+
+def _compact() -> list[Pass]:
+    """List the passes up to compact buffers, and those that need these."""
+    return [on_functions(_gated), compact_blocks(), on_functions(lower_boxes), lower_fragments(), lower_swizzles()]
 
 
 def lower_ahead(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
@@ -104,7 +109,7 @@ def lower_ahead(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     scheduled = tvm.IRModule({"main": function})
     passed, count = pass_workspaces(scheduled), len(function.params)
     module = tirx.transform.BindTarget(target.with_host("llvm"))(passed)
-    before = [on_functions(_gated), compact_blocks(), lower_fragments(), lower_swizzles()]
+    before = _compact()
     after = [on_functions(lower_residency), on_functions(lower_serpentines), unroll_rings(), divide_without_signs()]
     copies: list[Pass] = []
     if required_pass_config(function):

@@ -24,6 +24,7 @@ from .warpgroup import lay_out_panels as lay_out_panels
 from .warpgroup import multiply_by_wgmma as multiply_by_wgmma
 from .warpgroup import pipeline_warpgroups as pipeline_warpgroups
 from .warpgroup import spread_fragment as spread_fragment
+from .warpgroup import stage_by_tma as stage_by_tma
 from .warpgroup import stage_for_warpgroups as stage_for_warpgroups
 from .warpgroup import stage_in_panels as stage_in_panels
 from .warpgroup import store_by_rows as store_by_rows

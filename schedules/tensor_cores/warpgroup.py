@@ -60,6 +60,7 @@ from tensorir_ladder.schedules.memory.staging import (
     stage_in_shared,
 )
 from tensorir_ladder.schedules.memory.swizzling import swizzle_rows
+from tensorir_ladder.schedules.memory.tensor_maps import BoxFetch, fetch_by_tma
 from tensorir_ladder.schedules.passes import replace_untraced, with_body
 from tensorir_ladder.schedules.pipeline.one_barrier import (
     RETIRE,
@@ -94,14 +95,16 @@ class WarpgroupLoops:
 class WarpgroupContraction:
     """A contraction staged for warpgroups: its loops, its blocks and its instruction.
 
-    ``copies`` fill shared memory, one per operand; ``write_back`` stores a thread's results. The loops ``row``,
-    ``column`` and ``k_inner`` are gone once :func:`multiply_by_wgmma` has put the instruction in their place.
+    ``copies`` fill shared memory, one per operand, or ``boxes`` do; ``write_back`` stores a thread's results. The
+    loops ``row``, ``column`` and ``k_inner`` are gone once :func:`multiply_by_wgmma` has put the instruction in their
+    place.
     """
 
     loops: WarpgroupLoops
     copies: tuple[CooperativeFetch, ...]
     write_back: SBlockRV
     instruction: Wgmma
+    boxes: tuple[BoxFetch, ...] = ()
 
 
 def tile_for_warpgroups(
@@ -235,6 +238,22 @@ def stage_in_panels(
     :func:`schedules.memory.fetch_cooperatively` in one. ``operand`` counts from 0. ``run`` is how many elements of a
     row one instruction reads: where these are no whole panels, :func:`lay_out_own_panels` takes the second's place.
     """
+    return fetch_cooperatively(sch, _copy_in_panels(sch, block, operand, loop, run), loop, threads, vectorize=True)
+
+
+def stage_by_tma(
+    sch: Schedule, block: SBlockRV, operand: int, loop: LoopRV, run: int = PANEL, blocks: int = 1
+) -> BoxFetch:
+    """Copy an operand's k tile to shared memory as :func:`stage_in_panels` does, each panel by one instruction of TMA.
+
+    :func:`schedules.memory.fetch_by_tma` is what takes :func:`schedules.memory.fetch_cooperatively`'s place, and says
+    what ``blocks`` are and what it raises. Both operands' copies must be TMA's.
+    """
+    return fetch_by_tma(sch, _copy_in_panels(sch, block, operand, loop, run), loop, blocks)
+
+
+def _copy_in_panels(sch: Schedule, block: SBlockRV, operand: int, loop: LoopRV, run: int) -> SBlockRV:
+    """Stage an operand in panels; the copy's loops are panels (of each instruction), rows and a row's elements."""
     if run % PANEL == 0:
         copy = stage_in_shared(sch, block, operand, loop, SCOPE)
         lay_out_panels(sch, copy)
@@ -248,7 +267,7 @@ def stage_in_panels(
         sch.compute_at(copy, loop, preserve_unit_loops=True)
         inline_data_movement(sch, copy)
         _copy_where_read(sch, copy, run)
-    return fetch_cooperatively(sch, copy, loop, threads, vectorize=True)
+    return copy
 
 
 def spread_fragment(sch: Schedule, block: SBlockRV, loop: LoopRV, vectorize: bool = False) -> int:
@@ -359,6 +378,7 @@ def stage_for_warpgroups(
     raster: int = 8,
     store_rows: bool = False,
     k_tiles: int = K_TILES,
+    by_tma: bool = False,
 ) -> WarpgroupContraction:
     """Tile a contraction for warpgroups and stage its operands as the instruction reads them.
 
@@ -382,11 +402,12 @@ def stage_for_warpgroups(
     raster : rows of blocks that run before the next column does (:func:`schedules.loops.raster_blocks`).
     store_rows : bring results into rows in shared memory before they are stored (:func:`store_by_rows`).
     k_tiles : how many of a number that only run time knows are one pipeline, which is filled and drained for each.
+    by_tma : let one thread bring operands by TMA (:func:`stage_by_tma`), instead of all by cp.async.
 
     Raises
     ------
     IllegalTile : for a tile, dtype or layout that the instruction does not have.
-    IllegalSchedule : for a block with fewer than three loops.
+    IllegalSchedule : for a block with fewer than three loops; with ``by_tma`` for operands that are no boxes.
     """
     loops_of_block = contraction_loops(sch, block)
     instruction = instruction_for(sch, block, tile)
@@ -403,12 +424,17 @@ def stage_for_warpgroups(
     if store_rows:
         store_by_rows(sch, write_back, grid, tile.threads)
     spread_fragment(sch, write_back, group, vectorize=True)
-    runs = enumerate(instruction.run_lengths)
-    copies = tuple(stage_in_panels(sch, block, operand, loops.k_outer, tile.threads, run) for operand, run in runs)
+    runs = list(enumerate(instruction.run_lengths))
+    copies: tuple[CooperativeFetch, ...] = ()
+    boxes: tuple[BoxFetch, ...] = ()
+    if by_tma:
+        boxes = tuple(stage_by_tma(sch, block, operand, loops.k_outer, run) for operand, run in runs)
+    else:
+        copies = tuple(stage_in_panels(sch, block, operand, loops.k_outer, tile.threads, run) for operand, run in runs)
     spread_fragment(sch, initialize_before(sch, block, loops.k_outer), group)
     hide_reads(sch, block)
     loops = replace(loops, k_outer=pipelined_k_tiles(sch, loops.k_outer, k_tiles))
-    return WarpgroupContraction(loops, copies, write_back, instruction)
+    return WarpgroupContraction(loops, copies, write_back, instruction, boxes)
 
 
 def instruction_for(sch: Schedule, block: SBlockRV, tile: WarpgroupTile) -> Wgmma:

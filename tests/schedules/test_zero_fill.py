@@ -53,7 +53,9 @@ def test_of_the_steps_only_the_fitted_forms_ask_for_it(number: int) -> None:
     shape = (40, 72, 200)
     for variant in STEPS[number].variants:
         cuda = lower(make_case(number, shape, variant.name, stages=3)).cuda
-        assert ("_zero_fill(" in cuda, OTHERWISE in cuda) == (bool(variant.fits), not variant.fits)
+        by_threads = variant.name != "boxes"  # which TMA brings, zeros included
+        expected = bool(variant.fits) and by_threads, not variant.fits
+        assert ("_zero_fill(" in cuda, OTHERWISE in cuda) == expected
 
 
 def test_the_rules_kernels_ask_for_it() -> None:

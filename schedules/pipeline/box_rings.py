@@ -1,0 +1,434 @@
+"""Rings of boxes: what a pipelined loop becomes whose copies are the tensor memory accelerator's.
+
+:func:`schedules.memory.fetch_by_tma` marks copies. When the function is lowered, the host gets the tensor maps, one
+thread of each block the copies, and a stage two mbarriers: a *full* one, whose phase ends when all bytes of a tile have
+arrived, and an *empty* one, whose phase ends when all warps that read the tile have retired it::
+
+    before   for k, pipelined:  A_shared = A[tile k];  gate;  C += A_shared * B_shared;  retire tile k - 1
+    after    host:  encode A_map, B_map
+             ready the mbarriers
+             for k, pipelined:
+               one thread:  wait at empty[k % stages], from the second turn on
+                            announce bytes at full[k % stages];  boxes of A and B -> stage k % stages
+               wait at full[k % stages]
+               C += A_shared * B_shared
+               retire tile k - 1;  each warp arrives at empty[(k - 1) % stages], in each block of the cluster
+
+TVM's software pipeline moves these statements apart as it does the copies that they stand for, and its ring of stages
+is that of the tiles: no wait for groups of copies is left. A pipeline without a computation that runs on by itself, and
+is retired, has a block barrier in the place of empty mbarriers: all threads meet before a stage is filled again.
+
+Why that is right in a cluster: a block's boxes arrive in others' memory. It fills a stage when warps of all blocks have
+arrived at its own empty mbarrier. Each block waits for all bytes that others send it, and for all arrivals that are
+sent, so that none ends while something is on its way to it; and all meet before any of them ends, so that none does
+while something of its own is on its way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import tvm_ffi
+from tvm import ir, s_tir, sym, tirx
+from tvm.backend.cuda.op import cuda_func_call
+from tvm.script import tirx as T
+
+from tensorir_ladder.schedules.errors import IllegalPipeline
+from tensorir_ladder.schedules.inspection import PIPELINE_STAGE, is_constant, replaced, thread_tag
+from tensorir_ladder.schedules.isa import ATOM_BYTES, TMA_LOAD, TMA_MULTICAST, TMA_SWIZZLE_128B, WARP
+from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
+from tensorir_ladder.schedules.memory.swizzling import SWIZZLE
+from tensorir_ladder.schedules.memory.tensor_maps import BOXES, GRID, SHARED_BY, chosen_value, encode_tensor_map
+from tensorir_ladder.schedules.passes import with_body
+from tensorir_ladder.schedules.pipeline.one_barrier import GATE, RETIRE, SYNC, whole_buffer
+
+CLUSTER = "clusterCtaIdx.x"
+ASYNC = "software_pipeline_async_stages"  # TVM's annotation
+# Of shared memory, for the mbarriers of a ring: so many that swizzled rows behind them begin at a multiple of it.
+WORDS_BYTES = ATOM_BYTES
+
+MBARRIER_IS_THROUGH = """
+__forceinline__ __device__ bool mbarrier_is_through(void* barrier, int parity) {
+  unsigned int through;
+  asm volatile(
+      "{\\n.reg .pred p;\\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\\n"
+      "selp.u32 %0, 1, 0, p;\\n}"
+      : "=r"(through) : "r"((unsigned int)__cvta_generic_to_shared(barrier)), "r"(parity) : "memory");
+  return through;
+}
+"""
+MBARRIER_WAIT = """
+__forceinline__ __device__ void mbarrier_wait(void* barrier, int parity) {
+  while (!mbarrier_is_through(barrier, parity)) {}
+}
+"""
+# The compiler knows that one lane is left behind elect.sync; from "thread == 0" it makes a loop over lanes around every
+# instruction that takes a tensor map.
+_ELECTED = """
+__forceinline__ __device__ bool is_elected() {
+  if (threadIdx.x >= 32 || threadIdx.y != 0 || threadIdx.z != 0) return false;
+  unsigned int elected;
+  asm volatile(
+      "{\\n.reg .pred p;\\n"
+      "elect.sync _|p, 0xffffffff;\\n"
+      "selp.u32 %0, 1, 0, p;\\n}"
+      : "=r"(elected));
+  return elected;
+}
+"""
+# A lane for each block of the cluster, at the barrier that has the same place in that block's memory.
+_ARRIVE = """
+__forceinline__ __device__ void mbarrier_arrive_in(void* barrier, int blocks) {
+  const unsigned int rank = threadIdx.x % 32;
+  if (rank < blocks) {
+    unsigned int there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                 : "=r"(there) : "r"((unsigned int)__cvta_generic_to_shared(barrier)), "r"(rank));
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" :: "r"(there) : "memory");
+  }
+}
+"""
+
+
+@dataclass(frozen=True)
+class _Map:
+    """A tensor map: of which buffer, the rows and columns of its boxes, and whether they arrive swizzled."""
+
+    source: tirx.Var
+    rows: int
+    columns: int
+    swizzled: bool
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a box's row."""
+        return self.columns * dtype_bytes(self.source.dtype)
+
+    def encode(self, tensor_map: tirx.Var) -> list[tirx.Stmt]:
+        """Write the host's statements that make it."""
+        sizes, itemsize = list(self.source.shape)[::-1], dtype_bytes(self.source.dtype)
+        strides = [itemsize * math.prod(sizes[:count]) for count in range(1, len(sizes))]
+        box = self.columns, self.rows, *(1 for _ in sizes[2:])
+        swizzle = TMA_SWIZZLE_128B if self.swizzled else 0
+        call = encode_tensor_map(tensor_map, self.source, sizes, strides, box, swizzle)
+        return [tirx.Bind(tensor_map, tirx.op.tvm_stack_alloca("tensormap", 1)), tirx.Evaluate(call)]
+
+
+@dataclass(frozen=True)
+class _Box:
+    """What arrives in a block by one instruction, or by one of each of its cluster's ``blocks``.
+
+    By which map, from where in the source to where in shared memory.
+    """
+
+    described: _Map
+    first: tuple[ir.Expr, ...]
+    place: ir.TensorLoad
+    blocks: int
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that arrive, zeros beyond the source's edges included."""
+        return self.blocks * self.described.rows * self.described.row_bytes
+
+
+def lower_boxes(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Have one thread bring what :func:`fetch_by_tma` marked; part of the lowering pipeline, once buffers are compact.
+
+    Raises
+    ------
+    IllegalPipeline : for a marked copy outside of a pipelined loop with a gate, beside copies of another kind, or in a
+        loop that a block goes through more than once; for clusters whose computations nothing retires, and copies that
+        different numbers of blocks share.
+    """
+    maps: dict[_Map, tirx.Var] = {}
+
+    def lowered(grid: tirx.For) -> tirx.Stmt:
+        if thread_tag(grid) != GRID or not _marked(grid):
+            return grid
+        _check_entered_once(grid.body)
+        blocks = {int(loop.annotations.get(SHARED_BY, 1)) for loop in _marked(grid)} - {1}
+        if len(blocks) > 1:
+            raise _no_ring(grid, f"copies of one kernel are shared by {sorted(blocks)} blocks")
+        cluster = max(blocks, default=1)
+        kernel = _Kernel(cluster, tirx.floormod(grid.loop_var, cluster), _warps(grid))
+
+        def ring(loop: tirx.For) -> tirx.Stmt:
+            pipelined = PIPELINE_STAGE in loop.annotations and _marked(loop)
+            return _Ring(loop, maps, kernel).lowered() if pipelined else loop
+
+        body = tvm_ffi.structural_map(grid.body, (tirx.For, ring))
+        if cluster > 1:
+            body = _ended_by(body, tirx.Evaluate(T.ptx.barrier.cluster.wait.acquire.aligned()))
+            place = tirx.Var("clusterCtaIdx_x", grid.loop_var.ty)
+            axis = tirx.IterVar(None, place, tirx.IterVar.ThreadIndex, CLUSTER)
+            body = tirx.For(place, 0, cluster, tirx.ForKind.THREAD_BINDING, body, axis)
+        return tirx.For(grid.loop_var, grid.min, grid.extent, grid.kind, body, grid.thread_binding, grid.annotations)
+
+    if not _marked(function.body):
+        return function
+    body = tvm_ffi.structural_map(function.body, (tirx.For, lowered))
+    if left := _marked(body):
+        raise _no_ring(left[0], "a copy by TMA stands in no pipelined loop of a grid's blocks")
+    encoded = [stmt for described, tensor_map in maps.items() for stmt in described.encode(tensor_map)]
+    made = with_body(body.block, tirx.SeqStmt([*encoded, body.block.body]))
+    return function.with_body(s_tir.SBlockRealize([], True, made))
+
+
+def _ended_by(stmt: tirx.Stmt, last: tirx.Stmt) -> tirx.Stmt:
+    """Put a statement at the end of what a block's threads do."""
+    if isinstance(stmt, tirx.For) and thread_tag(stmt):
+        body = _ended_by(stmt.body, last)
+        return tirx.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body, stmt.thread_binding, stmt.annotations)
+    if isinstance(stmt, s_tir.SBlockRealize):
+        block = with_body(stmt.block, _ended_by(stmt.block.body, last))
+        return s_tir.SBlockRealize(stmt.iter_values, stmt.predicate, block)
+    return tirx.SeqStmt([stmt, last])
+
+
+def _no_ring(loop: tirx.For, problem: str) -> IllegalPipeline:
+    return IllegalPipeline(
+        problem,
+        loop=str(loop.loop_var.name),
+        remedy="pipeline the loop with pipeline_loop(..., one_barrier=True), all of its copies by TMA, once in a block",
+    )
+
+
+def _check_entered_once(stmt: tirx.Stmt) -> None:
+    """Raise IllegalPipeline for a ring in a loop of one block: its mbarriers would be made while they are in use."""
+
+    def check(loop: tirx.For) -> None:
+        if loop.kind == tirx.ForKind.THREAD_BINDING or PIPELINE_STAGE in loop.annotations:
+            return
+        rings: list[tirx.For] = []
+        note = (tirx.For, lambda inner: rings.append(inner) if PIPELINE_STAGE in inner.annotations else None)
+        tvm_ffi.structural_walk(loop.body, note)
+        if any(_marked(ring) for ring in rings) and not (is_constant(loop.extent) and int(loop.extent) == 1):
+            raise _no_ring(loop, "a block goes through a ring of boxes more than once")
+
+    tvm_ffi.structural_walk(stmt, (tirx.For, check))
+
+
+def _warps(grid: tirx.For) -> int:
+    """Return the warps of a kernel's blocks; IllegalPipeline where a warp's threads are not beside each other."""
+    extents: dict[str, int] = {}
+
+    def note(loop: tirx.For) -> None:
+        if thread_tag(loop).startswith("threadIdx"):
+            extents[thread_tag(loop)] = int(loop.extent)
+
+    tvm_ffi.structural_walk(grid, (tirx.For, note))
+    beside = extents.get("threadIdx.x", 1)
+    if beside % WARP:
+        raise IllegalPipeline(
+            "threads beside each other, of which a warp brings boxes",
+            loop="threadIdx.x",
+            value=beside,
+            limit=f"a multiple of {WARP}",
+            remedy="bind a loop of that many iterations to threadIdx.x",
+        )
+    return math.prod(extents.get(f"threadIdx.{axis}", 1) for axis in "xyz") // WARP
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """What rings have to know of the kernel around: its cluster's blocks, a block's place among them, its warps."""
+
+    cluster: int
+    rank: ir.Expr
+    warps: int
+
+
+class _Ring:
+    """A pipelined loop whose copies one thread brings, with an mbarrier for each stage that is full, and one to refill.
+
+    ::
+
+        for tile:  one thread: wait until tile - stages is retired by all warps that read it;  bring tile
+                   all: wait for its bytes
+                   multiply
+                   retire tile - 1;  each warp says so to the blocks that fill its stage, where one waits for it
+
+    Where computations are not retired, as they do not run on by themselves, all threads meet before a stage is filled.
+    """
+
+    def __init__(self, loop: tirx.For, maps: dict[_Map, tirx.Var], kernel: _Kernel) -> None:
+        self.loop, self.maps, self.kernel = loop, maps, kernel
+        self.stages = max(map(int, loop.annotations[PIPELINE_STAGE])) + 1
+        self.words = tirx.decl_buffer((WORDS_BYTES // 8,), "uint64", "arrivals", scope="shared.dyn", layout=None)
+        self.tile = loop.loop_var - loop.min
+        self.turn, self.stage = (part(self.tile, self.stages) for part in (tirx.floordiv, tirx.floormod))
+        marks = [part.block.annotations for part in self._parts(loop.body) if isinstance(part, s_tir.SBlockRealize)]
+        self.retires = any(RETIRE in each for each in marks)
+        if sum(GATE in each for each in marks) != 1:
+            raise _no_ring(loop, "nobody waits in this loop for what TMA brings")
+        if kernel.cluster > 1 and not self.retires:
+            raise _no_ring(loop, "a cluster's blocks do not hear when computations of others are done")
+
+    def lowered(self) -> tirx.Stmt:
+        """Write the loop, with its mbarriers readied in front."""
+        loop, body = self.loop, self._body(self.loop.body)
+        kept = {key: value for key, value in loop.annotations.items() if key != ASYNC}
+        ring = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, kept)
+        parts = [self._ready(), ring]
+        if self.kernel.cluster > 1:  # the wait is at the kernel's end
+            parts.append(tirx.Evaluate(T.ptx.barrier.cluster.arrive.relaxed.aligned()))
+        block = s_tir.SBlock([], [], [], "ring", tirx.SeqStmt(parts), alloc_buffers=[self.words])
+        return s_tir.SBlockRealize([], True, block)
+
+    def _parts(self, body: tirx.Stmt) -> list[tirx.Stmt]:
+        while isinstance(body, s_tir.SBlockRealize) and GATE not in body.block.annotations:
+            body = body.block.body
+        return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+
+    def _body(self, body: tirx.Stmt) -> tirx.Stmt:
+        if isinstance(body, s_tir.SBlockRealize) and GATE not in body.block.annotations:
+            return s_tir.SBlockRealize([], body.predicate, with_body(body.block, self._body(body.block.body)))
+        return tirx.SeqStmt([self._statement(part) for part in self._parts(body)])
+
+    def _statement(self, stmt: tirx.Stmt) -> tirx.Stmt:
+        if _marked(stmt):
+            return self._brought(stmt)
+        marks = stmt.block.annotations if isinstance(stmt, s_tir.SBlockRealize) else {}
+        if GATE in marks:
+            return _instead(stmt, _wait(self._full(self.stage), self.turn % 2))
+        if RETIRE in marks:
+            arrive = cuda_func_call(
+                "mbarrier_arrive_in", self._empty(self.stage), self.kernel.cluster, source_code=_ARRIVE
+            )
+            told = tirx.IfThenElse(self.tile + self.stages < self.loop.extent, tirx.Evaluate(arrive), None)
+            return _instead(stmt, stmt.block.body, told)
+        return stmt
+
+    def _ready(self) -> tirx.Stmt:
+        """Ready the mbarriers.
+
+        A full one's phase ends with one arrival and the bytes that it announces; an empty one's with those of all the
+        warps that read the stage.
+        """
+        counts = {self._full: 1, **({self._empty: self.kernel.cluster * self.kernel.warps} if self.retires else {})}
+        made = [
+            tirx.Evaluate(T.ptx.mbarrier.init.shared.b64(barrier(stage), T.uint32(count)))
+            for barrier, count in counts.items()
+            for stage in range(self.stages)
+        ]
+        fence, met = T.ptx.fence.proxy.async_.shared__cta(), [_met()]
+        if self.kernel.cluster > 1:
+            # Of memory the arrival says nothing: it would be a fence for the whole GPU.
+            cluster = T.ptx.barrier.cluster
+            fence = T.ptx.fence.mbarrier_init.release.cluster()
+            met = [tirx.Evaluate(cluster.arrive.relaxed.aligned()), tirx.Evaluate(cluster.wait.acquire.aligned())]
+        parts = tirx.SeqStmt([tirx.IfThenElse(_elected(), tirx.SeqStmt(made), None), tirx.Evaluate(fence), *met])
+        return s_tir.SBlockRealize([], True, s_tir.SBlock([], [], [], "ready", parts))
+
+    def _brought(self, stmt: tirx.Stmt) -> tirx.Stmt:
+        """Let one thread announce the bytes of all boxes, and ask for its share of these, once the stage is free."""
+        boxes = list(_boxes(stmt, {}))
+        filled: list[ir.TensorRegion] = []
+        tvm_ffi.structural_walk(stmt, (s_tir.SBlock, lambda block: filled.extend(map(whole_buffer, block.writes))))
+        size = T.uint32(sum(box.bytes for box in boxes))
+        expected = T.ptx.mbarrier.arrive.expect_tx.shared.b64(self._full(self.stage), size)
+        asked = [tirx.Evaluate(expected), *(tirx.Evaluate(self._load(box)) for box in boxes)]
+        free = _wait(self._empty(self.stage), (self.turn + 1) % 2) if self.retires else _met()
+        refilled = tirx.IfThenElse(self.stages <= self.tile, free, None)
+        parts = [tirx.IfThenElse(_elected(), tirx.SeqStmt([*([refilled] if self.retires else []), *asked]), None)]
+        made = s_tir.SBlockRealize([], True, s_tir.SBlock([], [], filled, "boxes", stmt))
+        return _instead(made, *([] if self.retires else [refilled]), *parts)
+
+    def _load(self, box: _Box) -> ir.Expr:
+        described, first, place = box.described, box.first, box.place
+        name = f"{described.source.name}_map"
+        while any(name == other.name and key != described for key, other in self.maps.items()):
+            name += "_"
+        tensor_map = self.maps.setdefault(described, tirx.Var(name, T.handle("tensormap").ty))
+        kind, more = TMA_LOAD, []
+        if box.blocks > 1:
+            kind, more, share = TMA_MULTICAST, [T.uint16((1 << box.blocks) - 1)], self.kernel.rank * described.rows
+            first = (*first[:-2], first[-2] + share, first[-1])
+            place = place.source[(*place.indices[:-2], place.indices[-2] + share, place.indices[-1])]
+        load = T.ptx[kind.format(len(first))]
+        return load(_address(place), tirx.address_of(tensor_map), *first[::-1], self._full(self.stage), *more)
+
+    def _full(self, stage: ir.Expr | int) -> ir.Expr:
+        return _address(self.words[stage])
+
+    def _empty(self, stage: ir.Expr | int) -> ir.Expr:
+        return _address(self.words[stage + self.stages])
+
+
+def _boxes(stmt: tirx.Stmt, at: dict[tirx.Var, ir.Expr]) -> Iterator[_Box]:
+    """Find the boxes of copies: one for each iteration of the loops around those over rows."""
+    if isinstance(stmt, tirx.SeqStmt):
+        for part in stmt.seq:
+            yield from _boxes(part, at)
+    elif isinstance(stmt, tirx.For) and BOXES in stmt.annotations:
+        yield _box(stmt, at)
+    elif isinstance(stmt, tirx.For) and _marked(stmt):
+        for iteration in range(int(stmt.extent)):
+            yield from _boxes(stmt.body, {**at, stmt.loop_var: stmt.min + iteration})
+    else:
+        loops: list[tirx.For] = []
+        tvm_ffi.structural_walk(stmt, (tirx.For, loops.append))
+        raise _no_ring(loops[0], "a copy of another kind stands beside one by TMA")
+
+
+def _box(rows: tirx.For, at: dict[tirx.Var, ir.Expr]) -> _Box:
+    at, inner, columns, analyzer = {**at, rows.loop_var: rows.min}, rows.body, 1, sym.Analyzer()
+    while isinstance(inner, tirx.For):
+        at[inner.loop_var] = inner.min
+        columns *= int(inner.extent)
+        inner = inner.body
+    values = {iterator.var: replaced(value, at) for iterator, value in zip(inner.block.iter_vars, inner.iter_values)}
+    store, (_, load) = inner.block.body, chosen_value(inner.block.body.value)
+    first, place = (
+        tuple(analyzer.simplify(replaced(replaced(index, values), at)) for index in indices)
+        for indices in (load.indices, store.indices)
+    )
+    if width := int(rows.annotations[BOXES]):
+        columns = min(columns, width - int(place[-3]) * columns)
+    blocks = int(rows.annotations.get(SHARED_BY, 1))
+    described = _Map(load.source, int(rows.extent) // blocks, columns, SWIZZLE in inner.block.annotations)
+    return _Box(described, first, store.buffer[place], blocks)
+
+
+def _marked(stmt: tirx.Stmt) -> list[tirx.For]:
+    """Find the loops in a statement that :func:`fetch_by_tma` marked."""
+    found: list[tirx.For] = []
+    tvm_ffi.structural_walk(stmt, (tirx.For, lambda loop: found.append(loop) if BOXES in loop.annotations else None))
+    return found
+
+
+def _address(place: ir.TensorLoad) -> ir.Expr:
+    """Return an element's address in the form that TVM moves with the buffer, and counts as a use of it.
+
+    Said to be read, whatever is done there: between reads TVM puts no barriers, which the mbarriers stand for.
+    """
+    offset: ir.Expr = tirx.const(0, "int32")
+    for index, extent in zip(place.indices, place.source.shape):
+        offset = offset * extent + index
+    return place.source.access_ptr("r", offset=sym.Analyzer().simplify(offset), extent=1)
+
+
+def _elected() -> ir.Expr:
+    return cuda_func_call("is_elected", source_code=_ELECTED, return_type="bool")
+
+
+def _instead(realize: s_tir.SBlockRealize, *parts: tirx.Stmt) -> tirx.Stmt:
+    """Return a block with other statements, as one: TVM counts a pipeline's, and takes two in a block for two."""
+    body = parts[0]
+    if len(parts) > 1:
+        body = tirx.For(tirx.Var("once", "int32"), 0, 1, tirx.ForKind.SERIAL, tirx.SeqStmt(list(parts)))
+    return s_tir.SBlockRealize(realize.iter_values, realize.predicate, with_body(realize.block, body))
+
+
+def _wait(barrier: ir.Expr, parity: ir.Expr) -> tirx.Stmt:
+    return tirx.Evaluate(
+        cuda_func_call("mbarrier_wait", barrier, parity, source_code=MBARRIER_IS_THROUGH + MBARRIER_WAIT)
+    )
+
+
+def _met() -> tirx.Stmt:
+    return tirx.Evaluate(tirx.call_intrin("int32", SYNC, "shared"))

@@ -1,0 +1,362 @@
+"""Copies by TMA: products and other nests in the emulator, what the kernels ask for, and all that is refused."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tvm
+from tvm import tirx
+from tvm.s_tir import Schedule
+from tvm.script import tirx as T
+from tvm.target import Target
+
+from support.cases import config
+from support.functions import check_function
+from support.warpgroups import SMALL, check_on_cpu
+from tensorir_ladder.harness.build import Lowered, lower_schedule
+from tensorir_ladder.harness.emulation import EmulatorBackend
+from tensorir_ladder.harness.machines import machine_for
+from tensorir_ladder.harness.verify import verify_launch
+from tensorir_ladder.schedules import cost
+from tensorir_ladder.schedules.cost import BoxPlan
+from tensorir_ladder.schedules.errors import IllegalSchedule
+from tensorir_ladder.schedules.memory import fetch_by_tma, fetch_cooperatively, stage_in_shared
+from tensorir_ladder.schedules.pipeline import lower_ahead, pipeline_loop
+from tensorir_ladder.schedules.tensor_cores import (
+    multiply_by_wgmma,
+    pipeline_warpgroups,
+    stage_for_warpgroups,
+)
+from tensorir_ladder.schedules.tiles import Choice, WarpgroupTile
+from tensorir_ladder.schedules.workloads import Matmul, batched_matmul, matmul_bias_relu
+from tensorir_ladder.steps import step10_wgmma
+
+HOPPER = machine_for("sm_90a")
+TARGET = Target({"kind": "cuda", "arch": "sm_90a"})
+ALONE, BELOW, BESIDE = (1, 1), (2, 1), (1, 2)
+
+
+def kernel_of(
+    monkeypatch, problem: Matmul, tile: str, stages: int, cluster=ALONE, parts=1, copied=(False, False), variant="boxes"
+) -> Lowered:
+    """Step 10's kernel with a plan of its own instead of the cost model's."""
+    monkeypatch.setattr(step10_wgmma, "box_plan_of", lambda *_: BoxPlan(copied, cluster))
+    monkeypatch.setattr(step10_wgmma, "parts_of", lambda *_: parts)
+    sch = step10_wgmma.schedule(problem, config(variant, WarpgroupTile.parse(tile), stages))
+    lowered = lower_schedule(sch, HOPPER, f"{problem.shape} {tile} {cluster} {parts} {copied}")
+    assert lowered.launch.get("clusterCtaIdx.x", 1) == max(cluster)
+    return lowered
+
+
+RIGHT = [
+    (Matmul(136, 152, 200, "float16"), "128x80x64/2x1", 3, ALONE, 1, (False, False)),  # a panel of 16 columns
+    (Matmul(72, 136, 1096, "float16", "nt"), "64x64x64/1x1", 4, ALONE, 1, (False, False)),
+    (Matmul(136, 520, 328, "bfloat16"), "64x176x64/1x2", 3, ALONE, 1, (False, False)),  # panels of two warpgroups each
+    (Matmul(264, 152, 648, "float16"), "128x64x64/2x1", 4, BELOW, 2, (False, False)),
+    (Matmul(136, 152, 520, "float16"), "64x80x64/1x1", 4, BESIDE, 1, (False, False)),
+    (Matmul(200, 264, 584, "bfloat16", "nt"), "64x80x64/1x1", 3, BELOW, 1, (False, False)),
+    (Matmul(200, 264, 584, "float16", "nt"), "64x64x64/1x1", 3, BESIDE, 3, (False, False)),
+    (Matmul(72, 150, 131, "float16"), "64x64x64/1x1", 4, BELOW, 1, (True, True)),  # rows of no whole 16 bytes
+    (Matmul(136, 152, 328, "float16"), "64x64x64/1x1", 4, ALONE, 1, (True, False)),
+    (Matmul(64, 64, 64, "float16"), "64x64x64/1x1", 3, ALONE, 1, (False, False)),  # one k tile
+]
+
+
+@pytest.mark.emulator
+@pytest.mark.filterwarnings("ignore:copied to")
+@pytest.mark.parametrize(("problem", "tile", "stages", "cluster", "parts", "copied"), RIGHT, ids=str)
+def test_products_by_boxes_are_right(monkeypatch, problem, tile, stages, cluster, parts, copied) -> None:
+    kernel, backend = kernel_of(monkeypatch, problem, tile, stages, cluster, parts, copied), EmulatorBackend()
+    assert kernel.launches == 1 + any(copied) + (parts > 1)
+    verify_launch(backend.load(kernel), problem, backend, kernel.label, seeds=(1, 2))
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("cluster", [ALONE, BELOW, BESIDE], ids=str)
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+def test_results_are_those_of_cp_async_bit_for_bit(monkeypatch, layout, cluster) -> None:
+    problem, results = Matmul(200, 168, 712, "float16", layout), []
+    random = np.random.default_rng(3)
+    a, b = (random.standard_normal(shape).astype("float16") for shape in ((problem.m, problem.k), problem.b_shape))
+    for variant, blocks in (("boxes", cluster), ("fitted", ALONE)):
+        kernel = kernel_of(monkeypatch, problem, "64x80x64/1x1", 4, blocks, variant=variant)
+        results.append(np.full((problem.m, problem.n), np.nan, "float16"))
+        EmulatorBackend().load(kernel)(a, b, results[-1])
+    np.testing.assert_array_equal(results[0].view("uint16"), results[1].view("uint16"))
+
+
+def by_boxes(function: tirx.PrimFunc, tile: WarpgroupTile = SMALL, stages: int = 3, wgmma: bool = True) -> Schedule:
+    """Any contraction by warpgroups, whose operands TMA brings."""
+    sch = Schedule(function)
+    staged = stage_for_warpgroups(sch, sch.get_sblock("matmul"), tile, by_tma=True)
+    pipeline_warpgroups(sch, staged.loops.k_outer, stages)
+    if wgmma:
+        multiply_by_wgmma(sch, staged.loops, staged.instruction)
+    return sch
+
+
+@pytest.mark.emulator
+def test_batches_and_epilogues_are_carried_along() -> None:
+    problem = Matmul(72, 136, 264, "float16")
+    for function in (batched_matmul(3, problem), matmul_bias_relu(problem)):
+        sch = by_boxes(function)
+        assert "complete_tx__bytes" in lower_schedule(sch, HOPPER, "boxes").body
+        check_function(function, lower_ahead(sch.mod["main"], TARGET), TARGET)
+    batched = lower_schedule(by_boxes(batched_matmul(3, problem)), HOPPER, "batch").cuda
+    assert "bulk_tensor_3d" in batched
+
+
+def test_until_it_is_lowered_the_copy_is_a_loop_nest_that_any_cpu_runs() -> None:
+    problem = Matmul(70, 72, 136, "float16")
+    check_on_cpu(by_boxes(problem.prim_func(), wgmma=False), problem)
+
+
+def row_sums(rows: int = 96, columns: int = 264, dtype: str = "float32") -> tirx.PrimFunc:
+    """Sums of pairs of matrices along rows: no product, and no tensor cores."""
+
+    @T.prim_func(s_tir=True)
+    def main(a: T.handle, b: T.handle, c: T.handle) -> None:
+        A = T.match_buffer(a, (rows, columns), dtype)
+        B = T.match_buffer(b, (rows, columns), dtype)
+        C = T.match_buffer(c, (rows,), dtype)
+        for i, k in T.grid(rows, columns):
+            with T.sblock("sum"):
+                vi, vk = T.axis.remap("SR", [i, k])
+                with T.init():
+                    C[vi] = T.Cast(dtype, 0)
+                C[vi] = C[vi] + A[vi, vk] * B[vi, vk]
+
+    return main
+
+
+def staged_sums(function: tirx.PrimFunc, tile: int = 24, again: int = 1) -> tuple[Schedule, list, object]:
+    """The sums in tiles of 32 rows, a thread each, both operands staged in shared memory; copies, and their loop.
+
+    A block has a tile, or ``again`` of them.
+    """
+    sch = Schedule(function)
+    block = sch.get_sblock("sum")
+    local = sch.cache_write(block, 0, "local")
+    i, k = sch.get_loops(block)
+    grid, tiles, row = sch.split(i, [None, again, 32])
+    k_outer, k_inner = sch.split(k, [None, tile])
+    sch.reorder(grid, tiles, k_outer, row, k_inner)
+    sch.bind(grid, "blockIdx.x")
+    sch.reverse_compute_at(local, tiles, preserve_unit_loops=True)
+    copies = [stage_in_shared(sch, block, operand, k_outer, "shared.dyn") for operand in (0, 1)]
+    sch.bind(row, "threadIdx.x")
+    sch.bind(sch.get_loops(local)[-1], "threadIdx.x")
+    init = sch.decompose_reduction(block, k_outer)
+    sch.bind(sch.get_loops(init)[-1], "threadIdx.x")
+    return sch, copies, k_outer
+
+
+@pytest.mark.emulator
+def test_a_nest_without_tensor_cores_has_its_operands_brought_too() -> None:
+    """Rows of 96 bytes, not swizzled, read element by element: all threads meet before a stage is filled again."""
+    function = row_sums()
+    sch, copies, k_outer = staged_sums(function)
+    for copy in copies:
+        fetch_by_tma(sch, copy, k_outer)
+    pipeline_loop(sch, k_outer, 3, one_barrier=True)
+    lowered = lower_schedule(sch, HOPPER, "sums")
+    assert lowered.body.count("bulk_tensor_2d") > 2
+    assert "cp_async_legacy" not in lowered.cuda
+    check_function(function, lower_ahead(sch.mod["main"], TARGET), TARGET)
+
+
+def test_one_thread_asks_for_each_box_and_nobody_meets_at_a_barrier(monkeypatch) -> None:
+    kernel = kernel_of(monkeypatch, Matmul(136, 152, 1224, "float16"), "128x80x64/2x1", 3)
+    ring = kernel.body[kernel.body.index("for (int turn") :]
+    ring = ring[: ring.index("\n  }")]
+    assert "__syncthreads" not in ring
+    assert ring.count("wgmma_m64n80k64") == 3  # a turn, written out
+    assert ring.count("expect_tx_shared") == 3
+    assert ring.count("bulk_tensor_2d") == 3 * 3  # A's panel, B's whole panel and its rest
+    assert len(set(re.findall(r"&\((\w+_map_?)\)", kernel.body))) == 3
+    sizes = {int(size) for size in re.findall(r"expect_tx\w*\([^;]*\(uint\)(\d+)\)", kernel.body)}
+    assert sizes == {(128 * 64 + 64 * 80) * 2}
+
+
+@pytest.mark.parametrize(("cluster", "shared"), [(BELOW, "B"), (BESIDE, "A")], ids=str)
+def test_what_a_cluster_has_in_common_is_asked_for_once_by_all_of_it(monkeypatch, cluster, shared) -> None:
+    kernel = kernel_of(monkeypatch, Matmul(264, 264, 648, "float16"), "64x64x64/1x1", 3, cluster)
+    loads = re.findall(r"bulk_tensor_2d\w*\(.*?&\((\w)_map\).*", kernel.body)
+    multicast = re.findall(r"bulk_tensor_2d\w*multicast__cluster\w*\(.*?&\((\w)_map\).*\(ushort\)3\)", kernel.body)
+    assert set(loads) == {"A", "B"}
+    assert set(multicast) == {shared}
+    assert len(multicast) == loads.count(shared)
+    assert "[64, 32]" in str(kernel.host) or "64, 32, 1, 1" in str(kernel.host)  # half of a box's rows each
+
+
+def test_tvm_s_own_pipeline_refuses_a_copy_by_tma() -> None:
+    sch = by_boxes(Matmul(64, 64, 256, "float16").prim_func())
+    with pytest.raises(Exception, match="copies by TMA"):
+        tvm.compile(sch.mod, TARGET)
+
+
+def sums_refused(message: str, function: tirx.PrimFunc, blocks: int = 1, tile: int = 24, change=None) -> None:
+    """Hold that a copy is refused with a message, and that nothing is changed before."""
+    sch, copies, k_outer = staged_sums(function, tile=tile)
+    copy = (change(sch, copies, k_outer) if change else None) or copies[0]
+    before = sch.mod.script()
+    with pytest.raises(IllegalSchedule, match=message):
+        fetch_by_tma(sch, copy, k_outer, blocks)
+    assert sch.mod.script() == before
+
+
+def test_what_is_no_box_is_refused_by_name() -> None:
+    sums_refused(r"rows of A are apart .*1060 bytes.*multiple of 16", row_sums(columns=265))
+    sums_refused(r"bytes of a box's rows .*8, limit a multiple of 16", row_sums(), tile=2)
+    sums_refused(r"a box's rows and columns .*\(32, 264\).*256 of both", row_sums(), tile=264)
+    sums_refused(r"blocks that share it .*16, limit 1 to 8", row_sums(), blocks=16)
+    sums_refused(r"2 consecutive blocks copy something else each", row_sums(rows=128), blocks=2)
+    sums_refused(r"the grid's extents .*multiple of 2 blocks", row_sums(), blocks=2)
+
+    def transposed(sch: Schedule, copies: list, loop: object) -> None:
+        sch.reorder(*sch.get_loops(copies[0])[-2:][::-1])
+
+    sums_refused(r"innermost loops do not run along", row_sums(), change=transposed)
+
+    def fused(sch: Schedule, copies: list, loop: object) -> None:
+        sch.fuse(*sch.get_loops(copies[0])[-2:])
+
+    sums_refused(r"no loops over rows and columns of its own", row_sums(), change=fused)
+
+
+def test_a_copy_to_registers_is_refused() -> None:
+    sch = Schedule(row_sums())
+    block = sch.get_sblock("sum")
+    rows, k = sch.get_loops(block)
+    k_outer, k_inner = sch.split(k, [None, 24])
+    sch.reorder(k_outer, rows, k_inner)
+    copy = stage_in_shared(sch, block, 0, k_outer, "local")
+    with pytest.raises(IllegalSchedule, match="from and to other memory"):
+        fetch_by_tma(sch, copy, k_outer)
+
+
+def test_what_a_copy_computes_or_pads_with_is_refused() -> None:
+    @T.prim_func(s_tir=True)
+    def main(a: T.handle, c: T.handle) -> None:
+        A = T.match_buffer(a, (64, 256), "float16")
+        C = T.match_buffer(c, (64, 256), "float16")
+        S = T.sblock_alloc_buffer((64, 256), "float16", scope="shared.dyn")
+        R = T.sblock_alloc_buffer((64, 256), "float16", scope="shared.dyn")
+        P = T.sblock_alloc_buffer((64, 256), "float16", scope="shared.dyn")
+        for k in range(4):
+            for i, j in T.grid(64, 64):
+                with T.sblock("doubled"):
+                    vi, vj = T.axis.spatial(64, i), T.axis.spatial(256, k * 64 + j)
+                    S[vi, vj] = A[vi, vj] * T.float16(2)
+            for i, j in T.grid(64, 64):
+                with T.sblock("ones"):
+                    vi, vj = T.axis.spatial(64, i), T.axis.spatial(256, k * 64 + j)
+                    R[vi, vj] = T.if_then_else(vj < 256, A[vi, vj], T.float16(1))
+            for i, j in T.grid(64, 64):
+                with T.sblock("part"):
+                    vi, vj = T.axis.spatial(64, i), T.axis.spatial(256, k * 64 + j)
+                    P[vi, vj] = T.if_then_else(vj < 200, A[vi, vj], T.float16(0))
+            for i, j in T.grid(64, 64):
+                with T.sblock("use"):
+                    vi, vj = T.axis.spatial(64, i), T.axis.spatial(256, k * 64 + j)
+                    C[vi, vj] = S[vi, vj] + R[vi, vj] + P[vi, vj]
+
+    sch = Schedule(main)
+    loop = sch.get_loops(sch.get_sblock("doubled"))[0]
+    for name, message in (
+        ("doubled", "it moves no elements as they are"),
+        ("ones", "beyond the source's edges .*1"),
+        ("part", r"a condition that is no edge of the source .*vj < 200"),
+    ):
+        with pytest.raises(IllegalSchedule, match=message):
+            fetch_by_tma(sch, sch.get_sblock(name), loop)
+
+
+def test_copies_of_two_kinds_in_one_loop_are_refused() -> None:
+    sch, copies, k_outer = staged_sums(row_sums())
+    fetch_by_tma(sch, copies[0], k_outer)
+    fetch_cooperatively(sch, copies[1], k_outer, (1, 32), vectorize=True)
+    pipeline_loop(sch, k_outer, 3, one_barrier=True)
+    with pytest.raises(RuntimeError, match="a copy of another kind stands beside one by TMA"):
+        lower_schedule(sch, HOPPER, "both")
+
+
+def test_a_copy_that_nobody_waits_for_is_refused() -> None:
+    sch, copies, k_outer = staged_sums(row_sums())
+    for copy in copies:
+        fetch_by_tma(sch, copy, k_outer)
+    with pytest.raises(RuntimeError, match="stands in no pipelined loop"):
+        lower_schedule(sch, HOPPER, "alone")
+    pipeline_loop(sch, k_outer, 3)
+    with pytest.raises(RuntimeError, match="nobody waits in this loop"):
+        lower_schedule(sch, HOPPER, "no gate")
+
+
+def test_a_ring_that_a_block_goes_through_again_is_refused() -> None:
+    sch, copies, k_outer = staged_sums(row_sums(), again=3)
+    for copy in copies:
+        fetch_by_tma(sch, copy, k_outer)
+    pipeline_loop(sch, k_outer, 3, one_barrier=True)
+    with pytest.raises(RuntimeError, match="a block goes through a ring of boxes more than once"):
+        lower_schedule(sch, HOPPER, "again")
+
+
+def test_a_cluster_whose_computations_nothing_retires_is_refused() -> None:
+    """All blocks read the same rows of A, but plain loops do not say when they have."""
+
+    @T.prim_func(s_tir=True)
+    def main(a: T.handle, c: T.handle) -> None:
+        A = T.match_buffer(a, (32, 96), "float32")
+        C = T.match_buffer(c, (4, 32), "float32")
+        for b, i, k in T.grid(4, 32, 96):
+            with T.sblock("sum"):
+                vb, vi, vk = T.axis.remap("SSR", [b, i, k])
+                with T.init():
+                    C[vb, vi] = T.float32(0)
+                C[vb, vi] = C[vb, vi] + A[vi, vk] * T.Cast("float32", vb)
+
+    sch = Schedule(main)
+    block = sch.get_sblock("sum")
+    grid, row, k = sch.get_loops(block)
+    k_outer, _ = sch.split(k, [None, 24])
+    sch.reorder(grid, k_outer, row)
+    sch.bind(grid, "blockIdx.x")
+    copy = stage_in_shared(sch, block, 0, k_outer, "shared.dyn")
+    sch.bind(row, "threadIdx.x")
+    sch.bind(sch.get_loops(sch.decompose_reduction(block, k_outer))[-1], "threadIdx.x")
+    fetch_by_tma(sch, copy, k_outer, blocks=2)
+    pipeline_loop(sch, k_outer, 3, one_barrier=True)
+    with pytest.raises(RuntimeError, match="do not hear when computations of others are done"):
+        lower_schedule(sch, HOPPER, "cluster")
+
+
+def test_threads_that_are_no_whole_warps_are_refused() -> None:
+    sch, copies, k_outer = staged_sums(row_sums())
+    for copy in copies:
+        fetch_by_tma(sch, copy, k_outer)
+    pipeline_loop(sch, k_outer, 3, one_barrier=True)
+    narrow = sch.mod.script().replace("T.thread_binding(32", "T.thread_binding(16")
+    assert narrow != sch.mod.script()
+    with pytest.raises(RuntimeError, match=r"threads beside each other.*16, limit a multiple of 32"):
+        lower_schedule(Schedule(tvm.script.from_source(narrow)), HOPPER, "narrow")
+
+
+MACHINE = replace(HOPPER.for_choices(), name="NVIDIA H200")
+WIDE = Choice(WarpgroupTile.parse("128x128x64/2x1"), 6)
+
+
+def test_rows_astride_cache_lines_cost_more_and_a_cluster_pays_there() -> None:
+    aligned, astride = (Matmul(2048, 1024, k, "float16", "nt") for k in (4096, 4104))
+    alone = BoxPlan((False, False), ALONE)
+    assert cost._by_boxes(WIDE, astride, MACHINE, 1, alone) > 1.15 * cost._by_boxes(WIDE, aligned, MACHINE, 1, alone)
+    assert cost.box_plan(WIDE, aligned, MACHINE).cluster == ALONE
+    assert cost.box_plan(WIDE, astride, MACHINE).cluster != ALONE
+
+
+def test_a_cluster_that_would_work_for_nothing_is_not_made() -> None:
+    """A row of tiles that fills the GPU: a second one below would be zeros, and a second wave."""
+    assert cost.box_plan(WIDE, Matmul(120, 128 * 132, 4104, "float16"), MACHINE).cluster != BELOW
+    assert cost.box_plan(WIDE, Matmul(128 * 132, 120, 4104, "float16", "nt"), MACHINE).cluster != BESIDE
