@@ -32,7 +32,7 @@ from tensorir_ladder.schedules.isa import (
     VECTOR_BYTES,
     WARP,
 )
-from tensorir_ladder.schedules.tiles import BlockTile, Choice, ThreadTile, TileSet, WarpgroupTile, WarpTile
+from tensorir_ladder.schedules.tiles import SHORT_RING, BlockTile, Choice, ThreadTile, TileSet, WarpgroupTile, WarpTile
 from tensorir_ladder.schedules.workloads import Matmul
 
 
@@ -156,7 +156,7 @@ class _WarpgroupTimes(NamedTuple):
     reading device memory, or of the k tiles where they take less, that the other does not hide. ``stored``: of
     stored_results_per_cycle. In cycles: ``latency`` from asking for a k tile to its arrival, while others are on their
     way; ``filling`` from a block's start to its first k tile; ``starting`` of a kernel; ``part`` of each part, read
-    behind the one before by the threads that add them up.
+    behind the one before by the threads that add them up. ``boxes``: whether TMA brings them.
     """
 
     unhidden: float
@@ -166,15 +166,20 @@ class _WarpgroupTimes(NamedTuple):
     filling: float
     starting: float
     part: float
+    boxes: bool
+
+    def held(self, stages: int) -> int:
+        """Return the stages of a ring of so many that no tile is on its way to."""
+        return 1 if self.boxes and stages <= SHORT_RING else 2
 
 
-BY_THREADS = _WarpgroupTimes(0.53, 0.26, 0.62, LATENCY_CYCLES, 500, 2670, 319)
-# Fitted to an H200's times of 526 kernels on 67 shapes: 23 of the slowest by cp.async of seed 2048, the others drawn
-# (float16 of group schedules, seed 7001). What comes first, of these and of 115 kernels by cp.async on the same shapes,
-# has 0.982 of the speed of the fastest, 0.87 at worst.
-BY_BOXES = _WarpgroupTimes(0.34, 0.46, 0.55, 1660, 0, 4280, 240)
-LINE_CYCLES = 1.45  # of TMA, from one cache line that it reads of to the next
-ROW_CYCLES = 2.0  # from one row of 128 bytes that arrives in a multiprocessor to the next
+BY_THREADS = _WarpgroupTimes(0.53, 0.26, 0.62, LATENCY_CYCLES, 500, 2670, 319, boxes=False)
+# Fitted to an H200's times of 380 kernels on 102 shapes: 23 of the slowest by cp.async of seed 2048, 24 of the slowest
+# of seed 2049, the others drawn (float16 of group schedules, most of seed 7001). What comes first, of these and of 185
+# kernels by cp.async on the same shapes, has 0.980 of the speed of the fastest, 0.81 at worst.
+BY_BOXES = _WarpgroupTimes(0.28, 0.42, 0.41, 1700, 110, 3910, 190, boxes=True)
+LINE_CYCLES = 1.5  # of TMA, from one cache line that it reads of to the next
+ROW_CYCLES = 2.1  # from one row of 128 bytes that arrives in a multiprocessor to the next
 CLUSTERS = ((1, 1), (2, 1), (1, 2))  # of a product by boxes: blocks below each other share B, beside each other A
 PARTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 SPLIT_PAYS = 0.95  # of the time of a whole reduction: what parts are modelled to save has to be more than the rest
@@ -548,7 +553,7 @@ def _warpgroup_cycles(
     busiest = -(-tiles * parts // machine.multiprocessors)
     together = min(busiest, resident_blocks(Choice(tile, min(choice.stages, k_tiles)), machine, itemsize))
     rows, columns = min(m, tile.block_m), min(n, tile.block_n)
-    ahead = together * max(1, min(choice.stages - 2, k_tiles))  # k tiles on their way
+    ahead = together * max(1, min(choice.stages - times.held(choice.stages), k_tiles))  # k tiles on their way
     loading = max(loading, times.latency / ahead)
     multiplying = tile.block_m * tile.block_n * tile.block_k / rates.wgmma_multiply_adds_per_cycle
     loop = busiest * k_tiles * (max(multiplying, loading) + times.unhidden * min(multiplying, loading))

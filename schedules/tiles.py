@@ -38,6 +38,7 @@ REGISTERS_PER_THREAD = 255
 STATIC_SHARED_BYTES = 48 * 1024
 ADDRESSING_REGISTERS = 24  # what indices and loop counters take beside a thread's tile, seen in these kernels' cubins
 FRAGMENT_REGISTERS = 22  # the same of mma: a warp tile of 64x96 takes 252 to 255 registers in all, and does not spill
+SHORT_RING = 4  # stages of a ring of boxes (schedules/pipeline/box_rings.py) whose tiles are asked for sooner
 WGMMA_REGISTERS = 40  # the same of wgmma: descriptors, copies' addresses or barriers, loop counters
 # So many outputs of a thread leave registers for 8 warps to a multiprocessor, two to a scheduler: too few to hide the
 # latency of shared memory behind each other, as 16 warps of 64 outputs do.

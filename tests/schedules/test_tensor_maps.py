@@ -62,6 +62,7 @@ RIGHT = [
     (Matmul(72, 150, 131, "float16"), "64x64x64/1x1", 4, BELOW, 1, (True, True)),  # rows of no whole 16 bytes
     (Matmul(136, 152, 328, "float16"), "64x64x64/1x1", 4, ALONE, 1, (True, False)),
     (Matmul(64, 64, 64, "float16"), "64x64x64/1x1", 3, ALONE, 1, (False, False)),  # one k tile
+    (Matmul(136, 136, 712, "float16"), "64x64x64/1x1", 6, BELOW, 1, (False, False)),  # a long ring
 ]
 
 
@@ -179,6 +180,17 @@ def test_one_thread_asks_for_each_box_and_nobody_meets_at_a_barrier(monkeypatch)
     assert len(set(re.findall(r"&\((\w+_map_?)\)", kernel.body))) == 3
     sizes = {int(size) for size in re.findall(r"expect_tx\w*\([^;]*\(uint\)(\d+)\)", kernel.body)}
     assert sizes == {(128 * 64 + 64 * 80) * 2}
+
+
+@pytest.mark.parametrize(("stages", "sooner"), [(4, True), (5, False)])
+def test_a_short_ring_is_filled_as_soon_as_a_tile_is_retired(monkeypatch, stages, sooner) -> None:
+    kernel = kernel_of(monkeypatch, Matmul(136, 152, 1224, "float16"), "64x80x64/1x1", stages)
+    turn = kernel.body[kernel.body.index("for (int turn") :]
+    done = re.findall(r"(wgmma_m64|pipeline_retire_1|expect_tx_shared)", turn)[: 3 * stages]
+    order = ["wgmma_m64", "pipeline_retire_1", "expect_tx_shared"]
+    assert done == (order if sooner else [order[0], order[2], order[1]]) * stages
+    before = kernel.body[: kernel.body.index("wgmma_m64")]
+    assert before.count("expect_tx_shared") == stages - (1 if sooner else 2)  # before the first multiplication
 
 
 @pytest.mark.parametrize(("cluster", "shared"), [(BELOW, "B"), (BESIDE, "A")], ids=str)

@@ -126,7 +126,7 @@ RULES = (
         "arrival",
         "an arrival at an mbarrier, or the raising of a flag, is left out or done twice",
         (
-            Edit(_call(r"tvm_builtin_ptx_mbarrier_arrive|arrive_at|raise_flag"), (DROPPED, r"\g<0> \g<0>")),
+            Edit(_call(r"tvm_builtin_ptx_mbarrier_arrive|arrive_(?:at|in)|raise_flag"), (DROPPED, r"\g<0> \g<0>")),
             Edit(_asm(r"mbarrier\.arrive|red\."), (DROPPED, r"\g<0> \g<0>")),
         ),
     ),

@@ -60,6 +60,8 @@ SUBJECTS = (
     Subject(10, "rows", (64, 120, 2056), _GROUP, 4, 4),  # the reduction in parts
     Subject(10, "in_flight", (120, 120, 488), _GROUP, 4, layout="nt"),
     Subject(10, "awaited", (120, 120, 488), _GROUP, 4),
+    Subject(10, "boxes", _MANY, _GROUP, 3, 4),
+    Subject(10, "boxes", (248, 184, 1128), _GROUPS, 5, 4, layout="nt"),  # clusters, and a ring that is filled later
     Subject(11, "tma_store", _MANY, _GROUP, 3),
     Subject(11, "direct", _MANY, _GROUP, 3, layout="nt"),
     Subject(11, "bounded", _MANY, _GROUPS, 3),
