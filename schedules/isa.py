@@ -238,6 +238,7 @@ def wgmma_misfits(rows: int, columns: int, steps: int) -> list[str]:
 
 # TMA: boxes of a matrix in device memory, copied by one thread's instruction
 
+TMA_ARCH = 90  # sm_90 is the first architecture with it, with mbarriers that count bytes, and with clusters
 TMA_STRIDE_BYTES = 16  # rows must begin a multiple of it apart
 TMA_LOAD = "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes"  # of so many dimensions
 TMA_MULTICAST = TMA_LOAD + ".multicast::cluster"

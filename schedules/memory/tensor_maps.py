@@ -100,6 +100,8 @@ def fetch_by_tma(sch: Schedule, copy: SBlockRV, loop: LoopRV, blocks: int = 1) -
     own, block = loops_below(sch, copy, loop), sch.get(copy)
     if len(own) < 2 or len(own) == len(sch.get_loops(copy)):
         raise _no_box(sch, copy, "it has no loops over rows and columns of its own under the loop", f"{len(own)} loops")
+    if unknown := [str(sch.get(each).extent) for each in own if not is_constant(sch.get(each).extent)]:
+        raise _no_box(sch, copy, "its loops have extents that only run time knows", unknown, "constants")
     rows, columns = own[-2:]
     width = _check_box(sch, copy, block, rows, columns)
     if blocks != 1:

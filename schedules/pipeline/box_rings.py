@@ -27,6 +27,7 @@ while something of its own is on its way.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -37,7 +38,7 @@ from tvm.script import tirx as T
 
 from tensorir_ladder.schedules.errors import IllegalPipeline
 from tensorir_ladder.schedules.inspection import PIPELINE_STAGE, SHARED_SCOPES, is_constant, replaced, thread_tag
-from tensorir_ladder.schedules.isa import ATOM_BYTES, TMA_LOAD, TMA_MULTICAST, TMA_SWIZZLE_128B, WARP
+from tensorir_ladder.schedules.isa import ATOM_BYTES, TMA_ARCH, TMA_LOAD, TMA_MULTICAST, TMA_SWIZZLE_128B, WARP
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.memory.swizzling import SWIZZLE
 from tensorir_ladder.schedules.memory.tensor_maps import BOXES, GRID, SHARED_BY, chosen_value, encode_tensor_map
@@ -144,7 +145,8 @@ def lower_boxes(function: tirx.PrimFunc) -> tirx.PrimFunc:
     ------
     IllegalPipeline : for a marked copy outside of a pipelined loop with a gate, beside copies of another kind, or in a
         loop that a block goes through more than once; for clusters whose computations nothing retires, and copies that
-        different numbers of blocks share.
+        different numbers of blocks share; for threads beside each other that are no whole warps; for a target older
+        than sm_90.
     """
     maps: dict[_Map, tirx.Var] = {}
 
@@ -172,12 +174,26 @@ def lower_boxes(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
     if not _marked(function.body):
         return function
+    _check_target(function)
     body = tvm_ffi.structural_map(function.body, (tirx.For, lowered))
     if left := _marked(body):
         raise _no_ring(left[0], "a copy by TMA stands in no pipelined loop of a grid's blocks")
     encoded = [stmt for described, tensor_map in maps.items() for stmt in described.encode(tensor_map)]
     made = with_body(body.block, tirx.SeqStmt([*encoded, body.block.body]))
     return function.with_body(s_tir.SBlockRealize([], True, made))
+
+
+def _check_target(function: tirx.PrimFunc) -> None:
+    """Raise IllegalPipeline for a function that is lowered for a GPU without TMA."""
+    target = function.attrs.get("target") if function.attrs else None
+    arch = re.fullmatch(r"sm_(\d+)[af]?", str(target.attrs.get("arch", "")) if target is not None else "")
+    if arch and int(arch.group(1)) < TMA_ARCH:
+        raise IllegalPipeline(
+            "a GPU without TMA",
+            value=arch.group(),
+            limit=f"sm_{TMA_ARCH} and newer",
+            remedy="spread copies over the block's threads (fetch_cooperatively)",
+        )
 
 
 def _ended_by(stmt: tirx.Stmt, last: tirx.Stmt) -> tirx.Stmt:

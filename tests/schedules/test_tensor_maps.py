@@ -115,6 +115,24 @@ def test_until_it_is_lowered_the_copy_is_a_loop_nest_that_any_cpu_runs() -> None
     check_on_cpu(by_boxes(problem.prim_func(), wgmma=False), problem)
 
 
+@pytest.mark.emulator
+@pytest.mark.parametrize("m", [1, 77, 130])
+def test_of_rows_whose_number_only_the_call_knows_the_tensor_map_is_made_at_each_call(m: int) -> None:
+    @T.prim_func(s_tir=True)
+    def main(a: T.handle, b: T.handle, c: T.handle, m: T.int32) -> None:
+        A = T.match_buffer(a, (m, 264), "float16")
+        B = T.match_buffer(b, (264, 136), "float16")
+        C = T.match_buffer(c, (m, 136), "float32")
+        for i, j, k in T.grid(m, 136, 264):
+            with T.sblock("matmul"):
+                vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+                with T.init():
+                    C[vi, vj] = T.float32(0)
+                C[vi, vj] = C[vi, vj] + T.Cast("float32", A[vi, vk]) * T.Cast("float32", B[vk, vj])
+
+    check_function(main, lower_ahead(by_boxes(main).mod["main"], TARGET), TARGET, sizes={"m": m})
+
+
 def row_sums(rows: int = 96, columns: int = 264, dtype: str = "float32") -> tirx.PrimFunc:
     """Sums of pairs of matrices along rows: no product, and no tensor cores."""
 
@@ -354,6 +372,18 @@ def test_threads_that_are_no_whole_warps_are_refused() -> None:
     assert narrow != sch.mod.script()
     with pytest.raises(RuntimeError, match=r"threads beside each other.*16, limit a multiple of 32"):
         lower_schedule(Schedule(tvm.script.from_source(narrow)), HOPPER, "narrow")
+
+
+def test_a_gpu_without_tma_is_refused() -> None:
+    sch, copies, k_outer = staged_sums(row_sums())
+    for copy in copies:
+        fetch_by_tma(sch, copy, k_outer)
+    pipeline_loop(sch, k_outer, 3, one_barrier=True)
+    older = Target({"kind": "cuda", "arch": "sm_80"})
+    with pytest.raises(RuntimeError, match=r"a GPU without TMA.*sm_80, limit sm_90 and newer"):
+        lower_ahead(sch.mod["main"], older)
+    with pytest.raises(RuntimeError, match=r"a GPU without TMA.*sm_80, limit sm_90 and newer"):
+        lower_schedule(sch, machine_for("sm_80"), "older")
 
 
 MACHINE = replace(HOPPER.for_choices(), name="NVIDIA H200")
