@@ -12,6 +12,7 @@ from tvm.script import tirx as T
 from support.stock_tvm import ASYNCHRONOUS, HOPPER, elements, events, failure, kernel, on_cpu, pipelined, still
 
 CHECKS = "schedules/pipeline/checks.py"
+TOUCH = "\n__forceinline__ __device__ float touch(void* address) { return 0.0f; }\n"
 X = np.arange(8 * 32, dtype="float32").reshape(8, 32)
 
 
@@ -102,6 +103,23 @@ def row_sums(x: T.Buffer((8, 32), "float32"), y: T.Buffer((8,), "float32")):
                 with T.init():
                     y[k] = T.float32(0)
                 y[k] = y[k] + near[i]
+
+
+@T.prim_func(s_tir=True)
+def addressed(x: T.Buffer((32,), "float32"), y: T.Buffer((32,), "float32")):
+    near = T.sblock_alloc_buffer((32,), scope="shared.dyn")
+    other = T.sblock_alloc_buffer((32,), scope="shared.dyn")
+    for thread in T.thread_binding(32, thread="threadIdx.x"):
+        with T.sblock("copy"):
+            i = T.axis.spatial(32, thread)
+            other[i] = x[i]
+        with T.sblock("touch"):
+            i = T.axis.spatial(32, thread)
+            T.reads(near[i], other[31 - i])
+            T.writes(y[i])
+            y[i] = other[31 - i] + T.cuda.func_call(
+                "touch", T.address_of(near[i]), source_code=TOUCH, return_type="float32"
+            )
 
 
 def right_rows(mod: tvm.IRModule, wanted: np.ndarray) -> int:
@@ -230,3 +248,30 @@ def test_barriers_are_missing_after_cp_async_was_written_out(lowered: tvm.IRModu
 def test_barriers_double_where_they_are_placed_twice(lowered: tvm.IRModule) -> None:
     sync = s_tir.transform.ThreadSync("shared")
     still(barriers(sync(sync(lowered))) > barriers(sync(lowered)), "schedules/pipeline/lowering.py (lower_ahead)")
+
+
+def test_shared_memory_that_only_addresses_name_has_no_place() -> None:
+    said = failure(lambda: kernel(addressed))
+    still("buffer_byte_offsets" in said, "schedules/pipeline/box_rings.py")
+
+
+def test_statements_of_a_block_are_counted_apart() -> None:
+    lists = {"software_pipeline_stage": [0, 1], "software_pipeline_order": [0, 1]}
+
+    @T.prim_func(s_tir=True)
+    def twice(x: T.Buffer((8, 32), "float32"), y: T.Buffer((8, 32), "float32")):
+        near = T.sblock_alloc_buffer((32,), scope="shared")
+        for thread in T.thread_binding(32, thread="threadIdx.x"):
+            for step in T.serial(8, annotations=lists):
+                with T.sblock("copy"):
+                    T.reads(x[step, thread])
+                    T.writes(near[thread])
+                    near[thread] = x[step, thread]
+                with T.sblock("store"):
+                    T.reads(near[31 - thread])
+                    T.writes(y[step, 0:32])
+                    y[step, thread] = near[31 - thread]
+                    y[step, thread] = near[31 - thread]
+
+    said = failure(lambda: kernel(twice))
+    still("with different size" in said, "schedules/pipeline/box_rings.py")
