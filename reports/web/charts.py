@@ -71,18 +71,17 @@ def chart(
 def packed(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Write rows column by column, as static/site.js reads them: fields' names once, and numbers to 6 digits.
 
-    A column of few different values is written as these (``of``) and a place among them for each row (``at``).
+    A column is written as its different values (``of``) and a place among them for each row (``at``) where that is
+    shorter.
     """
     columns: dict[str, Any] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         values = [_short(row.get(name)) for row in rows]
         known = list(dict.fromkeys(json.dumps(value) for value in values))
-        if 3 * len(known) <= len(values):
-            places = {text: place for place, text in enumerate(known)}
-            at = [places[json.dumps(value)] for value in values]
-            columns[name] = {"of": [json.loads(text) for text in known], "at": at}
-        else:
-            columns[name] = values
+        places = {text: place for place, text in enumerate(known)}
+        at = [places[json.dumps(value)] for value in values]
+        by_place = {"of": [json.loads(text) for text in known], "at": at}
+        columns[name] = min(values, by_place, key=lambda written: len(json.dumps(written)))
     return {"rows": len(rows), "columns": columns}
 
 
