@@ -174,9 +174,9 @@ class _WarpgroupTimes(NamedTuple):
 
 
 BY_THREADS = _WarpgroupTimes(0.53, 0.26, 0.62, LATENCY_CYCLES, 500, 2670, 319, boxes=False)
-# Fitted to an H200's times of 380 kernels on 102 shapes: 23 of the slowest by cp.async of seed 2048, 24 of the slowest
-# of seed 2049, the others drawn (float16 of group schedules, most of seed 7001). What comes first, of these and of 185
-# kernels by cp.async on the same shapes, has 0.980 of the speed of the fastest, 0.81 at worst.
+# Fitted to an H200's times of 380 kernels on 98 shapes (float16 of group schedules): 19 of seed 2048, most of them the
+# slowest by cp.async, 35 of seed 2049, 24 of them the slowest then, 44 of seed 7001. What comes first, of these and of
+# 185 kernels by cp.async on the same shapes, has 0.980 of the speed of the fastest, 0.81 at worst.
 BY_BOXES = _WarpgroupTimes(0.28, 0.42, 0.41, 1700, 110, 3910, 190, boxes=True)
 LINE_CYCLES = 1.5  # of TMA, from one cache line that it reads of to the next
 ROW_CYCLES = 2.1  # from one row of 128 bytes that arrives in a multiprocessor to the next
