@@ -150,7 +150,7 @@ WGMMA_COPIED, WGMMA_FRONT = 0.84, 0.52  # of a copy's bytes and of copying_us, w
 
 
 class _WarpgroupTimes(NamedTuple):
-    """What a product by warpgroups takes, by who brings its operands.
+    """Hold what a product by warpgroups takes, by who brings its operands.
 
     ``unhidden``: of what a k tile takes less (multiplying or loading), behind what takes longer. ``reading``: of
     reading device memory, or of the k tiles where they take less, that the other does not hide. ``stored``: of
@@ -372,7 +372,7 @@ def box_cycles(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1
 
 
 class BoxPlan(NamedTuple):
-    """How operands come by TMA: which are copied first, to rows of whole cache lines, and which blocks share what.
+    """Say how operands come by TMA: which are copied first, to rows of whole cache lines, and which blocks share what.
 
     ``cluster``: so many blocks below each other share B, so many beside each other A.
     """
@@ -503,7 +503,7 @@ def _ways_to_copy(problem: Matmul, tile: BlockTile, row_bytes: int = SECTOR_BYTE
 def _mended(
     problem: Matmul, tile: BlockTile, copied: tuple[bool, bool], row_bytes: int = SECTOR_BYTES
 ) -> tuple[bool, bool]:
-    """Return of both operands whether they are copied, and to whole sectors: copied rows are rounded up to the tile."""
+    """Return of both operands whether copies of them have rows of whole ``row_bytes``: rounded up to the tile."""
     along_n = tile.block_n if problem.layout == "nn" else tile.block_k
     of_a, of_b = (
         first and extent * problem.itemsize % row_bytes == 0 for first, extent in zip(copied, (tile.block_k, along_n))

@@ -122,7 +122,7 @@ class _Map:
 
 @dataclass(frozen=True)
 class _Box:
-    """What arrives in a block by one instruction, or by one of each of its cluster's ``blocks``.
+    """Describe what arrives in a block by one instruction, or by one of each of its cluster's ``blocks``.
 
     By which map, from where in the source to where in shared memory.
     """
@@ -253,7 +253,7 @@ def _warps(grid: tirx.For) -> int:
 
 @dataclass(frozen=True)
 class _Kernel:
-    """What rings have to know of the kernel around: its cluster's blocks, a block's place among them, its warps."""
+    """Tell rings of the kernel around: its cluster's blocks, a block's place among them, its warps."""
 
     cluster: int
     rank: ir.Expr
@@ -284,20 +284,22 @@ class _Ring:
 
     def __init__(self, loop: tirx.For, maps: dict[_Map, tirx.Var], kernel: _Kernel) -> None:
         self.loop, self.maps, self.kernel = loop, maps, kernel
-        self.stages = max(map(int, loop.annotations[PIPELINE_STAGE])) + 1
-        self.words = tirx.decl_buffer((WORDS_BYTES // 8,), "uint64", "arrivals", scope="shared.dyn", layout=None)
-        self.tile = loop.loop_var - loop.min
-        self.turn, self.stage = (part(self.tile, self.stages) for part in (tirx.floordiv, tirx.floormod))
-        marks = [part.block.annotations for part in self._parts(loop.body) if isinstance(part, s_tir.SBlockRealize)]
-        self.retires = any(RETIRE in each for each in marks)
-        if sum(GATE in each for each in marks) != 1:
+        parts, places = self._parts(loop.body), list(map(int, loop.annotations[PIPELINE_STAGE]))
+        marks = [part.block.annotations if isinstance(part, s_tir.SBlockRealize) else {} for part in parts]
+        gates = [number for number, each in enumerate(marks) if GATE in each]
+        self.retires = RETIRE in marks[-1]
+        if len(gates) != 1:
             raise _no_ring(loop, "nobody waits in this loop for what TMA brings")
         if kernel.cluster > 1 and not self.retires:
             raise _no_ring(loop, "a cluster's blocks do not hear when computations of others are done")
-        one_in_flight = [each.get(RETIRE) for each in marks if RETIRE in each] == [1]
+        # What reads tiles declares it to TVM at the gate and where it retires: later statements hold none.
+        self.stages = max(places[gates[0]], places[-1] if self.retires else 0) + 1
+        self.words = tirx.decl_buffer((WORDS_BYTES // 8,), "uint64", "arrivals", scope="shared.dyn", layout=None)
+        self.tile = loop.loop_var - loop.min
+        self.turn, self.stage = (part(self.tile, self.stages) for part in (tirx.floordiv, tirx.floormod))
         refilled = is_constant(loop.extent) and int(loop.extent) > self.stages
-        whole = len(self._parts(loop.body)) == len(loop.annotations[PIPELINE_STAGE])
-        self.sooner = self.stages <= SHORT_RING and one_in_flight and refilled and whole
+        simple = len(parts) == len(places) == 4 and marks[-1].get(RETIRE) == 1  # copies, gate, multiplication, retire
+        self.sooner = self.stages <= SHORT_RING and refilled and simple
 
     def lowered(self) -> tirx.Stmt:
         """Write the loop, with its mbarriers readied in front."""

@@ -173,18 +173,67 @@ def staged_sums(function: tirx.PrimFunc, tile: int = 24, again: int = 1) -> tupl
     return sch, copies, k_outer
 
 
-@pytest.mark.emulator
-def test_a_nest_without_tensor_cores_has_its_operands_brought_too() -> None:
-    """Rows of 96 bytes, not swizzled, read element by element: all threads meet before a stage is filled again."""
-    function = row_sums()
-    sch, copies, k_outer = staged_sums(function)
+def brought_sums(again: int = 1) -> Schedule:
+    """The sums, both operands brought by TMA, in a ring of three stages."""
+    sch, copies, k_outer = staged_sums(row_sums(), again=again)
     for copy in copies:
         fetch_by_tma(sch, copy, k_outer)
     pipeline_loop(sch, k_outer, 3, one_barrier=True)
+    return sch
+
+
+@pytest.mark.emulator
+def test_a_nest_without_tensor_cores_has_its_operands_brought_too() -> None:
+    """Rows of 96 bytes, not swizzled, read element by element: all threads meet before a stage is filled again."""
+    sch = brought_sums()
     lowered = lower_schedule(sch, HOPPER, "sums")
     assert lowered.body.count("bulk_tensor_2d") > 2
     assert "cp_async_legacy" not in lowered.cuda
-    check_function(function, lower_ahead(sch.mod["main"], TARGET), TARGET)
+    check_function(row_sums(), lower_ahead(sch.mod["main"], TARGET), TARGET)
+
+
+@T.prim_func(s_tir=True)
+def running_sums(a: T.Buffer((64, 264), "float32"), y: T.Buffer((11, 64), "float32")):
+    near = T.sblock_alloc_buffer((64, 264), scope="shared.dyn")
+    total = T.sblock_alloc_buffer((64,), scope="local")
+    for block in range(2):
+        for row in range(32):
+            with T.sblock("zero"):
+                i = T.axis.spatial(64, block * 32 + row)
+                total[i] = T.float32(0)
+        for step in range(11):
+            for row, column in T.grid(32, 24):
+                with T.sblock("copy"):
+                    i = T.axis.spatial(64, block * 32 + row)
+                    j = T.axis.spatial(264, step * 24 + column)
+                    near[i, j] = a[i, j]
+            for row in range(32):
+                with T.sblock("add"):
+                    i = T.axis.spatial(64, block * 32 + row)
+                    k = T.axis.reduce(11, step)
+                    total[i] = total[i] + near[i, k * 24] * near[i, k * 24 + 23]
+            for row in range(32):
+                with T.sblock("store"):
+                    i = T.axis.spatial(64, block * 32 + row)
+                    k = T.axis.spatial(11, step)
+                    y[k, i] = total[i]
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_statements_behind_the_last_use_of_a_tile_make_the_ring_no_longer(stages: int) -> None:
+    """What only uses results runs a pipeline stage later: the tiles' ring has none for it, nor have its mbarriers."""
+    text = running_sums.script().replace(
+        "for block in range(2)", 'for block in T.thread_binding(2, thread="blockIdx.x")'
+    )
+    text = text.replace("for row in range(32)", 'for row in T.thread_binding(32, thread="threadIdx.x")')
+    sch = Schedule(tvm.script.from_source(text))
+    copy = sch.get_sblock("copy")
+    step = sch.get_loops(copy)[1]
+    fetch_by_tma(sch, copy, step)
+    plan = pipeline_loop(sch, step, stages, one_barrier=True)
+    assert "epilogue" in plan.roles
+    check_function(running_sums, lower_ahead(sch.mod["main"], TARGET), TARGET)
 
 
 def test_one_thread_asks_for_each_box_and_nobody_meets_at_a_barrier(monkeypatch) -> None:
@@ -326,10 +375,7 @@ def test_a_copy_that_nobody_waits_for_is_refused() -> None:
 
 
 def test_a_ring_that_a_block_goes_through_again_is_refused() -> None:
-    sch, copies, k_outer = staged_sums(row_sums(), again=3)
-    for copy in copies:
-        fetch_by_tma(sch, copy, k_outer)
-    pipeline_loop(sch, k_outer, 3, one_barrier=True)
+    sch = brought_sums(again=3)
     with pytest.raises(RuntimeError, match="a block goes through a ring of boxes more than once"):
         lower_schedule(sch, HOPPER, "again")
 
@@ -364,10 +410,7 @@ def test_a_cluster_whose_computations_nothing_retires_is_refused() -> None:
 
 
 def test_threads_that_are_no_whole_warps_are_refused() -> None:
-    sch, copies, k_outer = staged_sums(row_sums())
-    for copy in copies:
-        fetch_by_tma(sch, copy, k_outer)
-    pipeline_loop(sch, k_outer, 3, one_barrier=True)
+    sch = brought_sums()
     narrow = sch.mod.script().replace("T.thread_binding(32", "T.thread_binding(16")
     assert narrow != sch.mod.script()
     with pytest.raises(RuntimeError, match=r"threads beside each other.*16, limit a multiple of 32"):
@@ -375,10 +418,7 @@ def test_threads_that_are_no_whole_warps_are_refused() -> None:
 
 
 def test_a_gpu_without_tma_is_refused() -> None:
-    sch, copies, k_outer = staged_sums(row_sums())
-    for copy in copies:
-        fetch_by_tma(sch, copy, k_outer)
-    pipeline_loop(sch, k_outer, 3, one_barrier=True)
+    sch = brought_sums()
     older = Target({"kind": "cuda", "arch": "sm_80"})
     with pytest.raises(RuntimeError, match=r"a GPU without TMA.*sm_80, limit sm_90 and newer"):
         lower_ahead(sch.mod["main"], older)
