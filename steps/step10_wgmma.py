@@ -18,8 +18,8 @@ Variants:
 - fitted: for shapes off the squares: as many parts as the cost model finds, copies that fill with zeros beyond ragged
   edges by themselves, without a branch, all of them requested before the first wait; tiles of any width by the eight.
 - boxes: as fitted, but operands are brought by the tensor memory accelerator, box by box, by one thread's instructions
-  (step 11's idea as a schedule function): rows that begin inside of sectors cost less, a kernel's start costs more. Two
-  blocks share the operand that they have in common where that pays.
+  (step 11's idea as a schedule function): rows that begin inside of sectors cost less, a kernel's start costs more.
+  Blocks side by side share the operands that they have in common where that pays.
 - whole: as rows, never cut. in_flight: results are stored as threads have them. awaited: each multiplication is
   awaited in its own iteration; one tile more is on its way in as many stages.
 A kernel in front copies operands whose rows are no multiples of 16 bytes to rows that are; and each operand whose rows
@@ -95,9 +95,9 @@ def schedule(problem: Matmul, config: Config, *, tensorize: bool = True) -> Sche
         store_by_rows(sch, write_back, grid, tile.threads, whole=config.variant in ("fitted", "boxes"))
     spread_fragment(sch, write_back, group, vectorize=True)
     copies = []
-    for operand, (run, sharing) in enumerate(zip(instruction.run_lengths, (across, down))):
+    for operand, (run, blocks, apart) in enumerate(zip(instruction.run_lengths, (across, down), (1, across))):
         if config.variant == "boxes":
-            stage_by_tma(sch, block, operand, loops.k_outer, run, sharing)
+            stage_by_tma(sch, block, operand, loops.k_outer, run, blocks, apart)
         else:
             copies.append(stage_in_panels(sch, block, operand, loops.k_outer, tile.threads, run))
     spread_fragment(sch, initialize_before(sch, block, loops.k_outer), group)
@@ -133,13 +133,14 @@ def box_plan_of(problem: Matmul, config: Config, parts: int) -> BoxPlan:
 
 
 def cluster_side_by_side(sch: Schedule, loops: WarpgroupLoops, cluster: tuple[int, int]) -> list[LoopRV]:
-    """Order a grid's loops so that the blocks of a cluster, below or beside each other, are the innermost."""
-    down, across = cluster
+    """Order a grid's loops so that the blocks of a cluster, below and beside each other, are the innermost."""
     if cluster == (1, 1):
         return raster_blocks(sch, loops.block_row, loops.block_column, 8)
-    together, other = (loops.block_column, loops.block_row) if across > 1 else (loops.block_row, loops.block_column)
-    outer, inner = sch.split(together, [None, down * across])
-    order = [*raster_blocks(sch, outer, other, 8 // (down * across)), inner]
+    rows, columns = (
+        sch.split(loop, [None, blocks]) for loop, blocks in zip((loops.block_row, loops.block_column), cluster)
+    )
+    longer, shorter = (rows, columns) if cluster[0] >= cluster[1] else (columns, rows)
+    order = [*raster_blocks(sch, longer[0], shorter[0], 8 // max(cluster)), rows[1], columns[1]]
     sch.reorder(*order)
     return order
 

@@ -54,7 +54,7 @@ BOXES = "rows_of_a_box"  # on a loop over rows: how many columns of panels side 
 MOST_DIMENSIONS = 5  # of a tensor map
 BOX_BYTES = 128  # what a box's place in shared memory is a multiple of
 MOST_BLOCKS = 8  # of a cluster, on any GPU that has clusters
-SHARED_BY = "blocks_that_share_a_box"  # on the same loop
+SHARED_BY = "blocks_that_share_a_box"  # on the same loop: how many, and how far apart their numbers are
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class BoxFetch:
     rows: LoopRV
 
 
-def fetch_by_tma(sch: Schedule, copy: SBlockRV, loop: LoopRV, blocks: int = 1) -> BoxFetch:
+def fetch_by_tma(sch: Schedule, copy: SBlockRV, loop: LoopRV, blocks: int = 1, apart: int = 1) -> BoxFetch:
     """Let one thread bring what a copy under ``loop`` copies to shared memory, box by box, by TMA.
 
     ::
@@ -78,14 +78,18 @@ def fetch_by_tma(sch: Schedule, copy: SBlockRV, loop: LoopRV, blocks: int = 1) -
     (:func:`schedules.pipeline.pipeline_loop` with ``one_barrier``), and all of its copies be TMA's: the module's text
     shows what becomes of it. Nothing but the form of the innermost loop changes before the function is lowered.
 
-    With ``blocks`` of 2 to 8, so many consecutive blocks are a cluster that copies the same: each brings a share of
-    every box's rows to all of them (multicast), so that each row is read once by the cluster::
+    With ``blocks`` of 2 to 8, so many blocks copy the same: each brings a share of every box's rows to all of them
+    (multicast), so that each row is read once. Their numbers are ``apart`` from each other, and the largest
+    ``blocks * apart`` of a kernel's copies are its cluster, blocks that run side by side::
 
-        blocks = 2     block 0:  rows 0 to 63 of A's box -> A_shared of blocks 0 and 1
-                       block 1:  rows 64 to 127          -> A_shared of blocks 0 and 1
+        A's blocks = 2               block 0:  rows 0 to 63 of A's box  -> A_shared of blocks 0 and 1
+                                     block 1:  rows 64 to 127           -> A_shared of blocks 0 and 1
+        B's blocks = 2, apart = 2    block 0:  rows 0 to 31 of B's box  -> B_shared of blocks 0 and 2
+                                     block 2:  rows 32 to 63            -> B_shared of blocks 0 and 2
+                                     and blocks 2 and 3 of A, 1 and 3 of B alike
 
-    A stage is filled anew once the computations of all the cluster's blocks on it are retired, which takes a pipeline
-    that retires them (:func:`schedules.tensor_cores.pipeline_warpgroups`).
+    A stage is filled anew once the computations of all blocks that share something with it are retired, which takes a
+    pipeline that retires them (:func:`schedules.tensor_cores.pipeline_warpgroups`).
 
     Raises
     ------
@@ -105,13 +109,13 @@ def fetch_by_tma(sch: Schedule, copy: SBlockRV, loop: LoopRV, blocks: int = 1) -
     rows, columns = own[-2:]
     width = _check_box(sch, copy, block, rows, columns)
     if blocks != 1:
-        _check_shared(sch, copy, own, block, blocks)
+        _check_shared(sch, copy, own, block, blocks, apart)
     _, vector = sch.split(columns, [None, VECTOR_BYTES // dtype_bytes(block.writes[0].source.dtype)])
     sch.vectorize(vector)
     require_pipeline(sch, "copies by TMA")
     sch.annotate(rows, BOXES, width)
     if blocks != 1:
-        sch.annotate(rows, SHARED_BY, blocks)
+        sch.annotate(rows, SHARED_BY, [blocks, apart])
     return BoxFetch(copy, rows)
 
 
@@ -155,31 +159,40 @@ def _check_box(sch: Schedule, copy: SBlockRV, block: s_tir.SBlock, rows: LoopRV,
     return _width(sch, copy, block, choices, load)
 
 
-def _check_shared(sch: Schedule, copy: SBlockRV, own: list[LoopRV], block: s_tir.SBlock, blocks: int) -> None:
-    """Raise IllegalSchedule where consecutive blocks cannot share what they copy."""
+def _check_shared(
+    sch: Schedule, copy: SBlockRV, own: list[LoopRV], block: s_tir.SBlock, blocks: int, apart: int
+) -> None:
+    """Raise IllegalSchedule where blocks that are so far apart cannot share what they copy."""
     if not 1 < blocks <= MOST_BLOCKS:
         raise _no_box(sch, copy, "blocks that share it", blocks, f"1 to {MOST_BLOCKS}")
+    cluster = blocks * apart
+    if not 0 < cluster <= MOST_BLOCKS:
+        raise _no_box(sch, copy, f"blocks of a cluster, {blocks} of them {apart} apart", cluster, f"1 to {MOST_BLOCKS}")
     grid = [loop for loop in map(sch.get, sch.get_loops(copy)) if thread_tag(loop) == GRID]
     counts = [int(loop.extent) for loop in grid if loop.extent is not None and is_constant(loop.extent)]
-    if len(grid) != 1 or len(counts) != 1 or counts[0] % blocks:
+    if len(grid) != 1 or len(counts) != 1 or counts[0] % cluster:
         extents = [str(loop.extent) for loop in grid]
-        raise _no_box(sch, copy, f"the grid's extents ({GRID})", extents, f"one, a multiple of {blocks} blocks")
+        raise _no_box(sch, copy, f"the grid's extents ({GRID})", extents, f"one, a multiple of {cluster} blocks")
     share = loop_extent(sch, own[-2])
     if share % (blocks * PIECE_ROWS):
         limit = f"a multiple of {PIECE_ROWS} rows for each of {blocks} blocks"
         raise _no_box(sch, copy, "rows of a box that blocks share", share, limit)
-    analyzer, first = sym.Analyzer(), tirx.Var("first", grid[0].loop_var.ty)
-    place = tirx.Var("place", grid[0].loop_var.ty)
-    for var, extent in ((first, counts[0] // blocks), (place, blocks)):
+    analyzer = sym.Analyzer()
+    first, rank = (tirx.Var(name, grid[0].loop_var.ty) for name in ("first", "rank"))
+    for var, extent in ((first, counts[0] // cluster), (rank, cluster)):
         analyzer.bind(var, ir.Range(0, extent))
     realize = sch.get(own[-1]).body
     values = {iterator.var: value for iterator, value in zip(block.iter_vars, realize.iter_values)}
     _, load = chosen_value(block.body.value)
     for index in load.indices:
         start = replaced(index, values)
-        here, leader = (replaced(start, {grid[0].loop_var: first * blocks + other}) for other in (place, 0))
+        here, leader = (
+            replaced(start, {grid[0].loop_var: first * cluster + of_cluster})
+            for of_cluster in (rank, tirx.floormod(rank, apart))
+        )
         if not analyzer.can_prove_equal(analyzer.simplify(here) - analyzer.simplify(leader), 0):
-            raise _no_box(sch, copy, f"{blocks} consecutive blocks copy something else each", index, "the same")
+            problem = f"{blocks} blocks, {apart} apart, copy something else each"
+            raise _no_box(sch, copy, problem, index, "the same")
 
 
 def chosen_value(value: ir.Expr) -> tuple[list[tuple[ir.Expr, ir.Expr]], ir.Expr]:

@@ -12,24 +12,27 @@ arrived, and an *empty* one, whose phase ends when all warps that read the tile 
                             announce bytes at full[k % stages];  boxes of A and B -> stage k % stages
                wait at full[k % stages]
                C += A_shared * B_shared
-               retire tile k - 1;  each warp arrives at empty[(k - 1) % stages], in each block of the cluster
+               retire tile k - 1;  each warp arrives at empty[(k - 1) % stages], in each block that shares with it
 
 TVM's software pipeline moves these statements apart as it does the copies that they stand for, and its ring of stages
 is that of the tiles: no wait for groups of copies is left. A pipeline without a computation that runs on by itself, and
 is retired, has a block barrier in the place of empty mbarriers: all threads meet before a stage is filled again.
 
-Why that is right in a cluster: a block's boxes arrive in others' memory. It fills a stage when warps of all blocks have
-arrived at its own empty mbarrier. Each block waits for all bytes that others send it, and for all arrivals that are
-sent, so that none ends while something is on its way to it; and all meet before any of them ends, so that none does
-while something of its own is on its way.
+Why that is right in a cluster: a block's boxes arrive in others' memory. It fills a stage when warps of all the blocks
+that share something with it have arrived at its own empty mbarrier. Each block waits for all bytes that others send it,
+and for all arrivals that are sent, so that none ends while something is on its way to it; and all meet before any of
+them ends, so that none does while something of its own is on its way.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
@@ -82,11 +85,11 @@ __forceinline__ __device__ bool is_elected() {
 }
 """
 _HOLDS = "\n__forceinline__ __device__ void holds_boxes(void* tile) {}\n"
-# A lane for each block of the cluster, at the barrier that has the same place in that block's memory.
+# A lane for each of a cluster's blocks, at the barrier that has the same place in that block's memory.
 _ARRIVE = """
-__forceinline__ __device__ void mbarrier_arrive_in(void* barrier, int blocks) {
+__forceinline__ __device__ void mbarrier_arrive_in(void* barrier, unsigned int blocks) {
   const unsigned int rank = threadIdx.x % 32;
-  if (rank < blocks) {
+  if (blocks >> rank & 1) {
     unsigned int there;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
                  : "=r"(there) : "r"((unsigned int)__cvta_generic_to_shared(barrier)), "r"(rank));
@@ -94,6 +97,31 @@ __forceinline__ __device__ void mbarrier_arrive_in(void* barrier, int blocks) {
   }
 }
 """
+
+
+class _Shared(NamedTuple):
+    """Blocks of a cluster that share a copy: how many, and how far apart their ranks are."""
+
+    blocks: int
+    apart: int
+
+    @property
+    def cluster(self) -> int:
+        """The blocks that are a cluster for its sake."""
+        return self.blocks * self.apart
+
+    def place(self, rank: ir.Expr) -> ir.Expr:
+        """Return which of them a block is."""
+        return tirx.floormod(tirx.floordiv(rank, self.apart), self.blocks)
+
+    def mask(self, rank: ir.Expr) -> ir.Expr:
+        """Return a bit for each of them that shares with a block, itself included."""
+        bits = sum(1 << self.apart * place for place in range(self.blocks))
+        first = sym.Analyzer().simplify(rank - self.place(rank) * self.apart)
+        return tirx.const(bits << int(first), "int32") if is_constant(first) else tirx.const(bits, "int32") << first
+
+
+ALONE = _Shared(1, 1)
 
 
 @dataclass(frozen=True)
@@ -122,7 +150,7 @@ class _Map:
 
 @dataclass(frozen=True)
 class _Box:
-    """Describe what arrives in a block by one instruction, or by one of each of its cluster's ``blocks``.
+    """Describe what arrives in a block by one instruction, or by one of each of the blocks that it is shared by.
 
     By which map, from where in the source to where in shared memory.
     """
@@ -130,12 +158,12 @@ class _Box:
     described: _Map
     first: tuple[ir.Expr, ...]
     place: ir.TensorLoad
-    blocks: int
+    shared: _Shared
 
     @property
     def bytes(self) -> int:
         """Bytes that arrive, zeros beyond the source's edges included."""
-        return self.blocks * self.described.rows * self.described.row_bytes
+        return self.shared.blocks * self.described.rows * self.described.row_bytes
 
 
 def lower_boxes(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -144,8 +172,8 @@ def lower_boxes(function: tirx.PrimFunc) -> tirx.PrimFunc:
     Raises
     ------
     IllegalPipeline : for a marked copy outside of a pipelined loop with a gate, beside copies of another kind, or in a
-        loop that a block goes through more than once; for clusters whose computations nothing retires, and copies that
-        different numbers of blocks share; for threads beside each other that are no whole warps; for a target older
+        loop that a block goes through more than once; for clusters whose computations nothing retires, and of which two
+        blocks share more than one copy; for threads beside each other that are no whole warps; for a target older
         than sm_90.
     """
     maps: dict[_Map, tirx.Var] = {}
@@ -154,11 +182,10 @@ def lower_boxes(function: tirx.PrimFunc) -> tirx.PrimFunc:
         if thread_tag(grid) != GRID or not _marked(grid):
             return grid
         _check_entered_once(grid.body)
-        blocks = {int(loop.annotations.get(SHARED_BY, 1)) for loop in _marked(grid)} - {1}
-        if len(blocks) > 1:
-            raise _no_ring(grid, f"copies of one kernel are shared by {sorted(blocks)} blocks")
-        cluster = max(blocks, default=1)
-        kernel = _Kernel(cluster, tirx.floormod(grid.loop_var, cluster), _warps(grid))
+        shared = {_shared_by(loop) for loop in _marked(grid)} - {ALONE}
+        cluster = max((each.cluster for each in shared), default=1)
+        _check_nested(grid, sorted(shared))
+        kernel = _Kernel(cluster, tirx.floormod(grid.loop_var, cluster), sorted(shared), _warps(grid))
 
         def ring(loop: tirx.For) -> tirx.Stmt:
             pipelined = PIPELINE_STAGE in loop.annotations and _marked(loop)
@@ -181,6 +208,21 @@ def lower_boxes(function: tirx.PrimFunc) -> tirx.PrimFunc:
     encoded = [stmt for described, tensor_map in maps.items() for stmt in described.encode(tensor_map)]
     made = with_body(body.block, tirx.SeqStmt([*encoded, body.block.body]))
     return function.with_body(s_tir.SBlockRealize([], True, made))
+
+
+def _shared_by(loop: tirx.For) -> _Shared:
+    """Return which blocks share what is copied in a loop over rows."""
+    return _Shared(*map(int, loop.annotations[SHARED_BY])) if SHARED_BY in loop.annotations else ALONE
+
+
+def _check_nested(grid: tirx.For, shared: list[_Shared]) -> None:
+    """Raise IllegalPipeline unless two blocks of a cluster share one of its copies at most."""
+    ends = 1
+    for each in sorted(shared, key=lambda one: one.apart):
+        if each.apart % ends:
+            each_by = ", ".join(f"{one.blocks} blocks, {one.apart} apart" for one in shared)
+            raise _no_ring(grid, f"copies of one kernel are shared by {each_by}")
+        ends = each.cluster
 
 
 def _check_target(function: tirx.PrimFunc) -> None:
@@ -253,11 +295,23 @@ def _warps(grid: tirx.For) -> int:
 
 @dataclass(frozen=True)
 class _Kernel:
-    """Tell rings of the kernel around: its cluster's blocks, a block's place among them, its warps."""
+    """Tell rings of the kernel around: its cluster's blocks, a block's place among them, who shares, its warps."""
 
     cluster: int
     rank: ir.Expr
+    shared: list[_Shared]
     warps: int
+
+    @property
+    def sharing(self) -> int:
+        """Blocks that share something with a block, itself included."""
+        return 1 + sum(each.blocks - 1 for each in self.shared)
+
+    @property
+    def mask(self) -> ir.Expr:
+        """A bit for each of these."""
+        masks = [each.mask(self.rank) for each in self.shared]
+        return functools.reduce(operator.or_, masks) if masks else tirx.const(1, "int32")
 
 
 class _Ring:
@@ -391,7 +445,7 @@ class _Ring:
             return _instead(stmt, _wait(self._full(self.stage), self.turn % 2))
         if RETIRE in marks:
             arrive = cuda_func_call(
-                "mbarrier_arrive_in", self._empty(self.stage), self.kernel.cluster, source_code=_ARRIVE
+                "mbarrier_arrive_in", self._empty(self.stage), self.kernel.mask, source_code=_ARRIVE
             )
             told = tirx.IfThenElse(self.tile + self.stages < self.loop.extent, tirx.Evaluate(arrive), None)
             return _instead(stmt, stmt.block.body, told)
@@ -403,7 +457,7 @@ class _Ring:
         A full one's phase ends with one arrival and the bytes that it announces; an empty one's with those of all the
         warps that read the stage.
         """
-        counts = {self._full: 1, **({self._empty: self.kernel.cluster * self.kernel.warps} if self.retires else {})}
+        counts = {self._full: 1, **({self._empty: self.kernel.sharing * self.kernel.warps} if self.retires else {})}
         made = [
             tirx.Evaluate(T.ptx.mbarrier.init.shared.b64(barrier(stage), T.uint32(count)))
             for barrier, count in counts.items()
@@ -439,8 +493,9 @@ class _Ring:
             name += "_"
         tensor_map = self.maps.setdefault(described, tirx.Var(name, T.handle("tensormap").ty))
         kind, more = TMA_LOAD, []
-        if box.blocks > 1:
-            kind, more, share = TMA_MULTICAST, [T.uint16((1 << box.blocks) - 1)], self.kernel.rank * described.rows
+        if box.shared.blocks > 1:
+            mask = tirx.Cast("uint16", box.shared.mask(self.kernel.rank))
+            kind, more, share = TMA_MULTICAST, [mask], box.shared.place(self.kernel.rank) * described.rows
             first = (*first[:-2], first[-2] + share, first[-1])
             place = place.source[(*place.indices[:-2], place.indices[-2] + share, place.indices[-1])]
         load = T.ptx[kind.format(len(first))]
@@ -483,9 +538,9 @@ def _box(rows: tirx.For, at: dict[tirx.Var, ir.Expr]) -> _Box:
     )
     if width := int(rows.annotations[BOXES]):
         columns = min(columns, width - int(place[-3]) * columns)
-    blocks = int(rows.annotations.get(SHARED_BY, 1))
-    described = _Map(load.source, int(rows.extent) // blocks, columns, SWIZZLE in inner.block.annotations)
-    return _Box(described, first, store.buffer[place], blocks)
+    shared = _shared_by(rows)
+    described = _Map(load.source, int(rows.extent) // shared.blocks, columns, SWIZZLE in inner.block.annotations)
+    return _Box(described, first, store.buffer[place], shared)
 
 
 def _marked(stmt: tirx.Stmt) -> list[tirx.For]:

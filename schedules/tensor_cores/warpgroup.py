@@ -242,14 +242,14 @@ def stage_in_panels(
 
 
 def stage_by_tma(
-    sch: Schedule, block: SBlockRV, operand: int, loop: LoopRV, run: int = PANEL, blocks: int = 1
+    sch: Schedule, block: SBlockRV, operand: int, loop: LoopRV, run: int = PANEL, blocks: int = 1, apart: int = 1
 ) -> BoxFetch:
     """Copy an operand's k tile to shared memory as :func:`stage_in_panels` does, each panel by one instruction of TMA.
 
     :func:`schedules.memory.fetch_by_tma` is what takes :func:`schedules.memory.fetch_cooperatively`'s place, and says
-    what ``blocks`` are and what it raises. Both operands' copies must be TMA's.
+    what ``blocks`` and ``apart`` are, and what it raises. Both operands' copies must be TMA's.
     """
-    return fetch_by_tma(sch, _copy_in_panels(sch, block, operand, loop, run), loop, blocks)
+    return fetch_by_tma(sch, _copy_in_panels(sch, block, operand, loop, run), loop, blocks, apart)
 
 
 def _copy_in_panels(sch: Schedule, block: SBlockRV, operand: int, loop: LoopRV, run: int) -> SBlockRV:

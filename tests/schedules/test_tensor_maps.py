@@ -47,7 +47,7 @@ def kernel_of(
     monkeypatch.setattr(step10_wgmma, "parts_of", lambda *_: parts)
     sch = step10_wgmma.schedule(problem, config(variant, WarpgroupTile.parse(tile), stages))
     lowered = lower_schedule(sch, HOPPER, f"{problem.shape} {tile} {cluster} {parts} {copied}")
-    assert lowered.launch.get("clusterCtaIdx.x", 1) == max(cluster)
+    assert lowered.launch.get("clusterCtaIdx.x", 1) == cluster[0] * cluster[1]
     return lowered
 
 
@@ -63,6 +63,11 @@ RIGHT = [
     (Matmul(136, 152, 328, "float16"), "64x64x64/1x1", 4, ALONE, 1, (True, False)),
     (Matmul(64, 64, 64, "float16"), "64x64x64/1x1", 3, ALONE, 1, (False, False)),  # one k tile
     (Matmul(136, 136, 712, "float16"), "64x64x64/1x1", 6, BELOW, 1, (False, False)),  # a long ring
+    (Matmul(136, 136, 520, "float16"), "64x72x64/1x1", 6, (4, 1), 1, (False, False)),
+    (Matmul(136, 328, 520, "float16", "nt"), "128x64x64/2x1", 4, (1, 4), 1, (False, False)),
+    (Matmul(264, 264, 520, "float16"), "64x80x64/1x1", 6, (2, 2), 1, (False, False)),
+    (Matmul(136, 392, 328, "bfloat16", "nt"), "64x64x64/1x1", 3, (2, 4), 1, (False, False)),
+    (Matmul(392, 136, 648, "float16"), "64x64x64/1x1", 5, (4, 2), 2, (False, False)),
 ]
 
 
@@ -76,7 +81,7 @@ def test_products_by_boxes_are_right(monkeypatch, problem, tile, stages, cluster
 
 
 @pytest.mark.emulator
-@pytest.mark.parametrize("cluster", [ALONE, BELOW, BESIDE], ids=str)
+@pytest.mark.parametrize("cluster", [ALONE, BELOW, BESIDE, (2, 2)], ids=str)
 @pytest.mark.parametrize("layout", ["nn", "nt"])
 def test_results_are_those_of_cp_async_bit_for_bit(monkeypatch, layout, cluster) -> None:
     problem, results = Matmul(200, 168, 712, "float16", layout), []
@@ -271,19 +276,31 @@ def test_what_a_cluster_has_in_common_is_asked_for_once_by_all_of_it(monkeypatch
     assert "[64, 32]" in str(kernel.host) or "64, 32, 1, 1" in str(kernel.host)  # half of a box's rows each
 
 
+def test_blocks_of_a_cluster_share_rows_of_one_operand_and_columns_of_the_other(monkeypatch) -> None:
+    """Two below and four beside each other: A goes to the four of a row, B to the two that are four apart."""
+    kernel = kernel_of(monkeypatch, Matmul(264, 520, 648, "float16", "nt"), "128x64x64/2x1", 4, (2, 4))
+    masks = dict(re.findall(r"multicast__cluster\w*\(.*?&\((\w)_map\).*\(\(?ushort\)\((\d+) <<", kernel.body))
+    assert masks == {"A": str(0b1111), "B": str(0b10001)}
+    assert "32, 1, 1" in str(kernel.host)  # a box of A's 128 rows, shared out to four; B's 64 to two
+    told, counted = 4 + 2 - 1, 8  # blocks that share with one, and the warps of a block
+    assert f"{told * counted}" in re.findall(r"mbarrier_init\w*\(.*, \(?u?i?n?t?\)?(\d+)u?\)", kernel.body)
+
+
 def test_tvm_s_own_pipeline_refuses_a_copy_by_tma() -> None:
     sch = by_boxes(Matmul(64, 64, 256, "float16").prim_func())
     with pytest.raises(Exception, match="copies by TMA"):
         tvm.compile(sch.mod, TARGET)
 
 
-def sums_refused(message: str, function: tirx.PrimFunc, blocks: int = 1, tile: int = 24, change=None) -> None:
+def sums_refused(
+    message: str, function: tirx.PrimFunc, blocks: int = 1, tile: int = 24, change=None, apart: int = 1
+) -> None:
     """Hold that a copy is refused with a message, and that nothing is changed before."""
     sch, copies, k_outer = staged_sums(function, tile=tile)
     copy = (change(sch, copies, k_outer) if change else None) or copies[0]
     before = sch.mod.script()
     with pytest.raises(IllegalSchedule, match=message):
-        fetch_by_tma(sch, copy, k_outer, blocks)
+        fetch_by_tma(sch, copy, k_outer, blocks, apart)
     assert sch.mod.script() == before
 
 
@@ -292,8 +309,11 @@ def test_what_is_no_box_is_refused_by_name() -> None:
     sums_refused(r"bytes of a box's rows .*8, limit a multiple of 16", row_sums(), tile=2)
     sums_refused(r"a box's rows and columns .*\(32, 264\).*256 of both", row_sums(), tile=264)
     sums_refused(r"blocks that share it .*16, limit 1 to 8", row_sums(), blocks=16)
-    sums_refused(r"2 consecutive blocks copy something else each", row_sums(rows=128), blocks=2)
+    sums_refused(r"2 blocks, 1 apart, copy something else each", row_sums(rows=128), blocks=2)
     sums_refused(r"the grid's extents .*multiple of 2 blocks", row_sums(), blocks=2)
+    sums_refused(r"the grid's extents .*multiple of 8 blocks", row_sums(), blocks=2, apart=4)
+    sums_refused(r"blocks of a cluster, 4 of them 3 apart .*12, limit 1 to 8", row_sums(), blocks=4, apart=3)
+    sums_refused(r"blocks of a cluster, 4 of them 0 apart .*0, limit 1 to 8", row_sums(), blocks=4, apart=0)
 
     def transposed(sch: Schedule, copies: list, loop: object) -> None:
         sch.reorder(*sch.get_loops(copies[0])[-2:][::-1])
