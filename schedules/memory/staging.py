@@ -349,11 +349,13 @@ def _rounds_and_threads(sch: Schedule, loops: list[LoopRV], threads: tuple[int, 
 
     Where whole rows fit the threads, rounds are made of whole rows, and where whole rounds fit a row, rows of
     whole rounds: a thread's place is then the same in every round but for a constant, so that its part of a
-    register buffer is small (TVM cannot see that in the flattened form).
+    register buffer is small (TVM cannot see that in the flattened form). Otherwise all rows are one sequence of
+    vectors.
     """
     *outer, last = loops
     if not _rows_fit(sch, loops, threads, width):
-        return sch.split(sch.fuse(*loops) if outer else last, [None, *threads, width])
+        column, vector = sch.split(last, [None, width])
+        return [*sch.split(sch.fuse(*outer, column) if outer else column, [None, *threads]), vector]
     vectors = -(-loop_extent(sch, last) // width)
     if vectors > threads[0] * threads[1]:  # several rounds to a row
         return sch.split(last, [None, *threads, width])

@@ -347,8 +347,8 @@ def store_by_rows(
     sch.reverse_compute_at(rows, loop, preserve_unit_loops=True)
     swizzle_rows(sch, write_back)
     *_, row, column = loops_below(sch, rows, loop)
-    if not int(output.shape[-1]) * dtype_bytes(output.dtype) % VECTOR_BYTES:
-        panel, column = sch.split(column, [None, math.gcd(loop_extent(sch, column), PANEL)])
+    if not int(output.shape[-1]) * dtype_bytes(output.dtype) % VECTOR_BYTES and loop_extent(sch, column) % PANEL == 0:
+        panel, column = sch.split(column, [None, PANEL])
         sch.reorder(panel, row, column)
     if whole and all(region.source.scope() == FRAGMENT for region in sch.get(write_back).reads):
         _drop_predicate(sch, write_back)

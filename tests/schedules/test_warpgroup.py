@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 from tvm.s_tir import Schedule
 
 from support.cases import STEPS, config, make_case
@@ -22,12 +23,18 @@ from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, arch_flags, run_nvcc
 from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalSchedule, IllegalTile
 from tensorir_ladder.schedules.isa import swizzled_piece
+from tensorir_ladder.schedules.loops import bind_grid
 from tensorir_ladder.schedules.loops.layout import flatten_contraction
+from tensorir_ladder.schedules.memory import accumulate_in_registers
 from tensorir_ladder.schedules.recipes.split_reduction import add_parts, split_reduction
 from tensorir_ladder.schedules.tensor_cores.warpgroup import (
+    _region_of,
+    bind_warpgroups,
     multiply_by_wgmma,
     pipeline_warpgroups,
     stage_for_warpgroups,
+    store_by_rows,
+    tile_for_warpgroups,
 )
 from tensorir_ladder.schedules.tensor_cores.wgmma import Wgmma
 from tensorir_ladder.schedules.tiles import WarpgroupTile
@@ -419,3 +426,29 @@ def test_kernels_compute_the_product(shape, dtype, layout, out, tile, stages, va
     assert gpu.worst_error(output, reference) <= (
         0 if problem.out_dtype != "bfloat16" else 2**-8 * float(abs(reference).max())
     )
+
+
+@pytest.mark.parametrize("width", [64, 72, 80, 88, 96, 104, 176, 192])
+def test_neighbouring_threads_store_neighbouring_pieces_of_a_row(width: int) -> None:
+    sch = Schedule(Matmul(256, 4 * width, 128, "float16").prim_func())
+    block, tile = sch.get_sblock("matmul"), WarpgroupTile(block=(64, width, 64), warpgroups=(1, 1))
+    loops = tile_for_warpgroups(sch, *sch.get_loops(block), tile)
+    grid, group = bind_grid(sch, [loops.block_row, loops.block_column]), bind_warpgroups(sch, loops)
+    stored = store_by_rows(sch, accumulate_in_registers(sch, block, group), grid, tile.threads)
+    assert stored is not None
+    assert stored.width == 8
+    written, thread = _region_of(sch, stored.copy).region, sch.get(stored.thread_column).loop_var
+
+    def first_element(number: int) -> tuple[int, ...]:
+        """Of what a thread stores in the first round of the first block."""
+        places = {sch.get(loop).loop_var: 0 for loop in sch.get_loops(stored.copy)} | {thread: number}
+        indices = (
+            tvm_ffi.structural_map(dimension.min, (tvm.tirx.Var, lambda var: tvm.tirx.const(places[var], "int32")))
+            for dimension in written
+        )
+        return tuple(int(tvm.sym.Analyzer().simplify(index)) for index in indices)
+
+    pieces = (width if width % 64 else 64) // 8
+    assert [first_element(number) for number in range(64)] == [
+        (row, 8 * piece) for row, piece in (divmod(number, pieces) for number in range(64))
+    ]
