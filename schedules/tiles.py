@@ -435,6 +435,18 @@ class WarpgroupTile(BlockTile):
     ARCH: ClassVar[str] = isa.WGMMA_ARCH
     INSTRUCTION: ClassVar[str] = "wgmma"
 
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a tile, a :class:`SwappedWarpgroupTile` where the text is one's; IllegalTile shows the other form."""
+        if cls is WarpgroupTile and SwappedWarpgroupTile._match(text):
+            return SwappedWarpgroupTile.parse(text)
+        return super().parse(text)
+
+    @property
+    def swapped(self) -> bool:
+        """True where columns of the product are the instruction's rows: a :class:`SwappedWarpgroupTile`."""
+        return False
+
     @property
     def group_m(self) -> int:
         """Rows of one warpgroup."""
@@ -485,6 +497,36 @@ class WarpgroupTile(BlockTile):
         if itemsize != 2:
             found.insert(0, f"elements of {itemsize} bytes, where this {self.INSTRUCTION} multiplies 16-bit ones")
         return found
+
+
+@dataclass(frozen=True)
+class SwappedWarpgroupTile(WarpgroupTile):
+    """Warpgroups whose instruction multiplies B by A: its rows, 64 and more, are columns of the product.
+
+    Written ``104x64x64swapped/1x1``: a warpgroup with 104 rows, its instruction's width, and 64 columns. For products
+    whose rows a multiple of 8 fits better than one of 64, and for few rows.
+    """
+
+    FORM: ClassVar[str] = "MxNxKswapped/WGMxWGN"
+    EXAMPLE: ClassVar[str] = "104x64x64swapped/1x1"
+
+    def __str__(self) -> str:
+        block, warpgroups = super().__str__().split("/")
+        return f"{block}swapped/{warpgroups}"
+
+    @property
+    def swapped(self) -> bool:
+        """True: see the class."""
+        return True
+
+    def misfits(self) -> list[str]:
+        """Return warpgroups that do not divide the block, and shapes the instruction does not have, swapped."""
+        rows, columns = self.warpgroups
+        parts = (
+            ("rows of the block", self.block_m, "warpgroups along rows", rows),
+            ("columns of the block", self.block_n, "warpgroups along columns", columns),
+        )
+        return indivisible(parts) + isa.wgmma_misfits(self.group_n, self.group_m, self.block_k)
 
 
 @dataclass(frozen=True)

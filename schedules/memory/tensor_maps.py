@@ -88,7 +88,8 @@ def fetch_by_tma(sch: Schedule, copy: SBlockRV, loop: LoopRV, blocks: int = 1, a
                                      block 2:  rows 32 to 63            -> B_shared of blocks 0 and 2
                                      and blocks 2 and 3 of A, 1 and 3 of B alike
 
-    A stage is filled anew once the computations of all blocks that share something with it are retired, which takes a
+    Shares are the same multiple of eight rows, but for the last one, which is what the box has left. A stage is filled
+    anew once the computations of all blocks that share something with it are retired, which takes a
     pipeline that retires them (:func:`schedules.tensor_cores.pipeline_warpgroups`).
 
     Raises
@@ -99,7 +100,7 @@ def fetch_by_tma(sch: Schedule, copy: SBlockRV, loop: LoopRV, blocks: int = 1, a
         are swizzled); a source whose rows are no multiple of 16 bytes apart; a condition that is neither the source's
         edge nor the end of an instruction's columns (:func:`schedules.tensor_cores.warpgroup.lay_out_own_panels`), or
         other values than zeros beyond; ``blocks`` that copy something else each, that the grid's are no multiple of, or
-        among which a box's rows cannot be shared out by the eight.
+        for each of which a box has no eight rows, or whose rows are no multiple of eight.
     """
     own, block = loops_below(sch, copy, loop), sch.get(copy)
     if len(own) < 2 or len(own) == len(sch.get_loops(copy)):
@@ -173,10 +174,10 @@ def _check_shared(
     if len(grid) != 1 or len(counts) != 1 or counts[0] % cluster:
         extents = [str(loop.extent) for loop in grid]
         raise _no_box(sch, copy, f"the grid's extents ({GRID})", extents, f"one, a multiple of {cluster} blocks")
-    share = loop_extent(sch, own[-2])
-    if share % (blocks * PIECE_ROWS):
-        limit = f"a multiple of {PIECE_ROWS} rows for each of {blocks} blocks"
-        raise _no_box(sch, copy, "rows of a box that blocks share", share, limit)
+    rows = loop_extent(sch, own[-2])
+    if rows % PIECE_ROWS or rows < blocks * PIECE_ROWS:
+        limit = f"a multiple of {PIECE_ROWS}, for each of {blocks} blocks {PIECE_ROWS} and more"
+        raise _no_box(sch, copy, "rows of a box that blocks share", rows, limit)
     analyzer = sym.Analyzer()
     first, rank = (tirx.Var(name, grid[0].loop_var.ty) for name in ("first", "rank"))
     for var, extent in ((first, counts[0] // cluster), (rank, cluster)):

@@ -31,7 +31,7 @@ import math
 import operator
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import tvm_ffi
@@ -41,7 +41,15 @@ from tvm.script import tirx as T
 
 from tensorir_ladder.schedules.errors import IllegalPipeline
 from tensorir_ladder.schedules.inspection import PIPELINE_STAGE, SHARED_SCOPES, is_constant, replaced, thread_tag
-from tensorir_ladder.schedules.isa import ATOM_BYTES, TMA_ARCH, TMA_LOAD, TMA_MULTICAST, TMA_SWIZZLE_128B, WARP
+from tensorir_ladder.schedules.isa import (
+    ATOM_BYTES,
+    PIECE_ROWS,
+    TMA_ARCH,
+    TMA_LOAD,
+    TMA_MULTICAST,
+    TMA_SWIZZLE_128B,
+    WARP,
+)
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.memory.swizzling import SWIZZLE
 from tensorir_ladder.schedules.memory.tensor_maps import BOXES, GRID, SHARED_BY, chosen_value, encode_tensor_map
@@ -152,18 +160,20 @@ class _Map:
 class _Box:
     """Describe what arrives in a block by one instruction, or by one of each of the blocks that it is shared by.
 
-    By which map, from where in the source to where in shared memory.
+    By which map, from where in the source to where in shared memory, and how many ``rows`` in all; the map's are those
+    of one instruction, of which the last one may have fewer.
     """
 
     described: _Map
     first: tuple[ir.Expr, ...]
     place: ir.TensorLoad
     shared: _Shared
+    rows: int
 
     @property
     def bytes(self) -> int:
         """Bytes that arrive, zeros beyond the source's edges included."""
-        return self.shared.blocks * self.described.rows * self.described.row_bytes
+        return self.rows * self.described.row_bytes
 
 
 def lower_boxes(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -479,15 +489,27 @@ class _Ring:
         tvm_ffi.structural_walk(stmt, (s_tir.SBlock, lambda block: filled.extend(map(whole_buffer, block.writes))))
         size = T.uint32(sum(box.bytes for box in boxes))
         expected = T.ptx.mbarrier.arrive.expect_tx.shared.b64(self._full(self.stage), size)
-        asked = [tirx.Evaluate(expected), *(tirx.Evaluate(self._load(box)) for box in boxes)]
+        asked = [tirx.Evaluate(expected), *map(self._loaded, boxes)]
         free = _wait(self._empty(self.stage), (self.turn + 1) % 2) if self.retires else _met()
         refilled = tirx.IfThenElse(self.stages <= self.tile, free, None)
         parts = [tirx.IfThenElse(_elected(), tirx.SeqStmt([*([refilled] if self.retires else []), *asked]), None)]
         made = s_tir.SBlockRealize([], True, s_tir.SBlock([], [], filled, "boxes", stmt))
         return _instead(made, *([] if self.retires else [refilled]), *parts)
 
-    def _load(self, box: _Box) -> ir.Expr:
-        described, first, place = box.described, box.first, box.place
+    def _loaded(self, box: _Box) -> tirx.Stmt:
+        """Ask for a block's share of a box: the same rows in each block, but for what the last one of them has left."""
+        share, place = box.described.rows, box.shared.place(self.kernel.rank)
+        whole, left = divmod(box.rows, share)
+        asked = tirx.Evaluate(self._load(box, box.described, place * share))
+        if whole == box.shared.blocks:
+            return asked
+        rest = tirx.Evaluate(self._load(box, replace(box.described, rows=left), whole * share)) if left else None
+        if rest is not None and whole + 1 < box.shared.blocks:
+            rest = tirx.IfThenElse(place == whole, rest, None)
+        return tirx.IfThenElse(place < whole, asked, rest)
+
+    def _load(self, box: _Box, described: _Map, row: ir.Expr | int) -> ir.Expr:
+        first, place = box.first, box.place
         name = f"{described.source.name}_map"
         while any(name == other.name and key != described for key, other in self.maps.items()):
             name += "_"
@@ -495,9 +517,9 @@ class _Ring:
         kind, more = TMA_LOAD, []
         if box.shared.blocks > 1:
             mask = tirx.Cast("uint16", box.shared.mask(self.kernel.rank))
-            kind, more, share = TMA_MULTICAST, [mask], box.shared.place(self.kernel.rank) * described.rows
-            first = (*first[:-2], first[-2] + share, first[-1])
-            place = place.source[(*place.indices[:-2], place.indices[-2] + share, place.indices[-1])]
+            kind, more = TMA_MULTICAST, [mask]
+            first = (*first[:-2], first[-2] + row, first[-1])
+            place = place.source[(*place.indices[:-2], place.indices[-2] + row, place.indices[-1])]
         load = T.ptx[kind.format(len(first))]
         return load(_address(place), tirx.address_of(tensor_map), *first[::-1], self._full(self.stage), *more)
 
@@ -539,8 +561,10 @@ def _box(rows: tirx.For, at: dict[tirx.Var, ir.Expr]) -> _Box:
     if width := int(rows.annotations[BOXES]):
         columns = min(columns, width - int(place[-3]) * columns)
     shared = _shared_by(rows)
-    described = _Map(load.source, int(rows.extent) // shared.blocks, columns, SWIZZLE in inner.block.annotations)
-    return _Box(described, first, store.buffer[place], shared)
+    height = int(rows.extent)
+    share = -(-height // (shared.blocks * PIECE_ROWS)) * PIECE_ROWS if shared.blocks > 1 else height
+    described = _Map(load.source, share, columns, SWIZZLE in inner.block.annotations)
+    return _Box(described, first, store.buffer[place], shared, height)
 
 
 def _marked(stmt: tirx.Stmt) -> list[tirx.For]:

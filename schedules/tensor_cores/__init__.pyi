@@ -15,6 +15,7 @@ from .mma import use_instruction as use_instruction
 from .mma import zero_fragment as zero_fragment
 from .warpgroup import WarpgroupContraction as WarpgroupContraction
 from .warpgroup import WarpgroupLoops as WarpgroupLoops
+from .warpgroup import accumulate_by_warpgroups as accumulate_by_warpgroups
 from .warpgroup import bind_warpgroups as bind_warpgroups
 from .warpgroup import instruction_for as instruction_for
 from .warpgroup import keep_rows_apart as keep_rows_apart

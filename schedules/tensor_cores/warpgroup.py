@@ -119,7 +119,8 @@ def tile_for_warpgroups(
                    for k_outer < K / block_k:
                      for row < group_m:  for column < group_n:  for k_inner < block_k:  C[...] += ...
 
-    Extents must divide (:func:`schedules.loops.pad_to_tile`).
+    Extents must divide (:func:`schedules.loops.pad_to_tile`). Of a tile whose operands are swapped ``column`` is
+    outside ``row``, as the instruction has them.
     """
     groups_m, groups_n = tile.warpgroups
     block_row, group_row, row = sch.split(rows, [None, groups_m, tile.group_m])
@@ -127,7 +128,23 @@ def tile_for_warpgroups(
     k_outer, k_inner = sch.split(reduction, [None, tile.block_k])
     loops = WarpgroupLoops(block_row, block_column, group_row, group_column, k_outer, row, column, k_inner)
     sch.reorder(*vars(loops).values())
+    if tile.swapped:
+        sch.reorder(column, row)
     return loops
+
+
+def accumulate_by_warpgroups(sch: Schedule, block: SBlockRV, group: LoopRV, instruction: Wgmma) -> SBlockRV:
+    """Keep sums in the instruction's registers under the loop over warpgroups, and write them back behind the k loop.
+
+    :func:`schedules.memory.accumulate_in_registers` and :func:`lay_out_accumulators` in one; returns the write-back,
+    whose loops over a warpgroup's results are in the instruction's order, rows first.
+    """
+    write_back = accumulate_in_registers(sch, block, group, FRAGMENT)
+    lay_out_accumulators(sch, block, instruction)
+    if instruction.swapped:
+        *_, row, column = loops_below(sch, write_back, group)
+        sch.reorder(column, row)
+    return write_back
 
 
 def bind_warpgroups(sch: Schedule, loops: WarpgroupLoops) -> LoopRV:
@@ -145,7 +162,7 @@ def lay_out_accumulators(sch: Schedule, block: SBlockRV, instruction: Wgmma) -> 
         before   C_local[i, j]
         after    C_local[i / rows, j / columns, lane, register]     # (lane, register) of (i % rows, j % columns)
     """
-    m, n = instruction.rows, instruction.columns
+    m, n = instruction.outputs
     outer = len(sch.get(block).writes[0].region) - 2
 
     def place(*index: tirx.Var) -> tuple:
@@ -419,8 +436,7 @@ def stage_for_warpgroups(
     raster_loops = raster_blocks(sch, loops.block_row, loops.block_column, raster)
     grid = bind_batched_grid(sch, batch, raster_loops)
     group = bind_warpgroups(sch, loops)
-    write_back = accumulate_in_registers(sch, block, group, FRAGMENT)
-    lay_out_accumulators(sch, block, instruction)
+    write_back = accumulate_by_warpgroups(sch, block, group, instruction)
     if store_rows:
         store_by_rows(sch, write_back, grid, tile.threads)
     spread_fragment(sch, write_back, group, vectorize=True)
@@ -446,7 +462,8 @@ def instruction_for(sch: Schedule, block: SBlockRV, tile: WarpgroupTile) -> Wgmm
     b_major = "k" if any(used) else "n"
     b_rows = tile.block_n if b_major == "k" else tile.block_k
     dtype = str(operands[0].source.dtype)
-    return Wgmma(tile.group_m, tile.group_n, tile.block_k, dtype, b_major, tile.block_m, b_rows)
+    rows, columns = (tile.group_n, tile.group_m) if tile.swapped else (tile.group_m, tile.group_n)
+    return Wgmma(rows, columns, tile.block_k, dtype, b_major, tile.block_m, b_rows, tile.swapped)
 
 
 def pipeline_warpgroups(
@@ -491,7 +508,7 @@ def multiply_by_wgmma(sch: Schedule, loops: WarpgroupLoops, instruction: Wgmma) 
 
     Returns the block of the instruction.
     """
-    computing = sch.blockize(loops.row)
+    computing = sch.blockize(loops.column if instruction.swapped else loops.row)
     sch.tensorize(computing, instruction.register())
     hide_reads(sch, computing)
     place_behind(sch, loops.k_outer, _retire_all(sch, computing, instruction), "multiply_by_wgmma")

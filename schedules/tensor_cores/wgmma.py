@@ -10,6 +10,9 @@ eight 16-byte pieces are permuted by the row's number modulo 8 (:mod:`schedules.
 128-byte swizzle). The contiguous dimension is k for A and for a B stored [n, k] ("K-major"), and n for a B stored
 [k, n] ("MN-major", which the instruction transposes on its way, for 16-bit types); the last panel of such a B may have
 more columns than the instruction.
+
+Operands may be *swapped*: the instruction's 64 rows are then columns of the product, and its columns rows, by eights:
+C transposed = B transposed * A transposed, element by element the same sums.
 """
 
 from __future__ import annotations
@@ -43,7 +46,8 @@ class Wgmma:
 
     ``dtype`` is the operands' ("float16" or "bfloat16"); sums are float32. ``b_major`` is "k" for a B stored [n, k],
     "n" for one stored [k, n]. ``a_rows`` and ``b_rows`` are the rows of one panel in shared memory, all warpgroups'
-    together. Instructions are 64 × ``columns`` × 16.
+    together. Instructions are 64 × ``columns`` × 16. ``swapped``: they multiply B by A, ``rows`` are columns of the
+    product, ``columns`` its rows.
 
     Raises
     ------
@@ -58,6 +62,7 @@ class Wgmma:
     b_major: str
     a_rows: int
     b_rows: int
+    swapped: bool = False
 
     def __post_init__(self) -> None:
         found = wgmma_misfits(self.rows, self.columns, self.steps)
@@ -66,7 +71,7 @@ class Wgmma:
         if found:
             raise IllegalTile("no wgmma does this: " + "; ".join(found), remedy="choose another tile, dtype or layout")
         # TVM would lay such rows side by side, where the instruction reads rows of 128 bytes.
-        if self.b_major == "n" and self.columns < PANEL:
+        if self.b_major == "n" and not self.swapped and self.columns < PANEL:
             raise IllegalTile(
                 "instructions of few columns need a B that is stored transposed, [n, k]",
                 value=f"{self.columns} columns of a B stored [k, n]",
@@ -83,30 +88,38 @@ class Wgmma:
     def name(self) -> str:
         """Name of its intrinsics and of its CUDA function."""
         shape = f"m{self.rows}n{self.columns}k{self.steps}"
-        return f"wgmma_{shape}_{PTX_TYPES[self.dtype]}_{self.b_major}_{self.a_rows}_{self.b_rows}"
+        order = "_swapped" if self.swapped else ""
+        return f"wgmma_{shape}_{PTX_TYPES[self.dtype]}_{self.b_major}_{self.a_rows}_{self.b_rows}{order}"
 
     def fragment(self, row: tirx.PrimExpr | int, column: tirx.PrimExpr | int) -> tuple:
-        """Return the (lane, register) that accumulates an output; see :func:`schedules.isa.wgmma_place`."""
-        return wgmma_place(row, column, self.columns)
+        """Return the (lane, register) that accumulates a warpgroup's output; see :func:`schedules.isa.wgmma_place`."""
+        return wgmma_place(*((column, row) if self.swapped else (row, column)), self.columns)
+
+    @property
+    def outputs(self) -> tuple[int, int]:
+        """Rows and columns of the product that a warpgroup accumulates."""
+        return (self.columns, self.rows) if self.swapped else (self.rows, self.columns)
 
     @property
     def operands(self) -> dict[str, Panels]:
         """A's and B's panels in shared memory, those of all warpgroups together."""
-        b = Panels(self.b_rows, self.steps, "k") if self.b_major == "k" else Panels(self.columns, self.b_rows, "n")
+        columns = self.outputs[1]
+        b = Panels(self.b_rows, self.steps, "k") if self.b_major == "k" else Panels(columns, self.b_rows, "n")
         return {"a": Panels(self.a_rows, self.steps, "k"), "b": b}
 
     @property
     def run_lengths(self) -> tuple[int, int]:
         """Elements of A's and of B's stored rows that one instruction reads side by side: steps, or B's columns."""
-        return PANEL, self.columns if self.b_major == "n" else PANEL
+        return PANEL, self.columns if self.b_major == "n" and not self.swapped else PANEL
 
     def panel_shape(self, operand: str) -> tuple[int, int, int]:
         """Return panels, rows and elements of one warpgroup's part of operand "A" or "B"."""
+        rows, columns = self.outputs
         if operand == "A":
-            return self.steps // PANEL, self.rows, PANEL
+            return self.steps // PANEL, rows, PANEL
         if self.b_major == "k":
-            return self.steps // PANEL, self.columns, PANEL
-        return -(-self.columns // PANEL), self.steps, PANEL
+            return self.steps // PANEL, columns, PANEL
+        return -(-columns // PANEL), self.steps, PANEL
 
     def source(self) -> str:
         """Return the CUDA text of the function that issues a k tile's instructions and commits them as one group.
@@ -137,13 +150,15 @@ class Wgmma:
         count = self.columns // 2
         registers = ", ".join(f"%{i}" for i in range(count))
         outputs = ", ".join(f'"+f"(c[{tile * count + i}])' for i in range(count))
-        own_a, own_b = self.operands.values()
-        a = own_a.step_offset(step) + own_a.extent_offset(tile * WGMMA_ROWS) >> 4
-        b = own_b.step_offset(step) >> 4
-        dtype, transposed = PTX_TYPES[self.dtype], int(self.b_major == "n")
+        of_rows, of_columns = reversed("ab") if self.swapped else "ab"
+        panels, dtype = self.operands, PTX_TYPES[self.dtype]
+        first = panels[of_rows].step_offset(step) + panels[of_rows].extent_offset(tile * WGMMA_ROWS) >> 4
+        second = panels[of_columns].step_offset(step) >> 4
+        transposed = ", ".join(str(int(panels[operand].major == "n")) for operand in (of_rows, of_columns))
         return (
             f'  asm volatile("wgmma.mma_async.sync.aligned.m64n{self.columns}k16.f32.{dtype}.{dtype} {{{registers}}}, '
-            f'%{count}, %{count + 1}, 1, 1, 1, 0, {transposed};" : {outputs} : "l"(da + {a}), "l"(db + {b}));'
+            f'%{count}, %{count + 1}, 1, 1, 1, {transposed};" : {outputs}'
+            f' : "l"(d{of_rows} + {first}), "l"(d{of_columns} + {second}));'
         )
 
     def register(self) -> str:
@@ -161,7 +176,7 @@ class Wgmma:
         return self.name
 
     def _description(self) -> tirx.PrimFunc:
-        m, n, steps, dtype, registers = self.rows, self.columns, self.steps, self.dtype, self.registers
+        steps, dtype, registers = self.steps, self.dtype, self.registers
         pa, ra, ea = self.panel_shape("A")
         pb, rb, eb = self.panel_shape("B")
         k_major = self.b_major == "k"
@@ -171,6 +186,9 @@ class Wgmma:
             contiguous, row = (k, j) if k_major else (j, k)
             return contiguous // PANEL, row, contiguous % PANEL
 
+        def product(row: tirx.Var, column: tirx.Var) -> tuple[tirx.Var, tirx.Var]:
+            return (column, row) if self.swapped else (row, column)
+
         @T.prim_func(s_tir=True)
         def _description(a: T.handle, b: T.handle, c: T.handle) -> None:
             A = T.match_buffer(a, (pa, ra, ea), dtype, align=16, offset_factor=1, scope="shared.dyn")
@@ -179,9 +197,11 @@ class Wgmma:
             with T.sblock("root"):
                 T.reads(C[0:LANES, 0:registers], A[0:pa, 0:ra, 0:ea], B[0:pb, 0:rb, 0:eb])
                 T.writes(C[0:LANES, 0:registers])
-                for i, j, k in T.grid(m, n, steps):
+                for row, column, k in T.grid(self.rows, self.columns, steps):
                     with T.sblock("multiply"):
-                        vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+                        vi = T.axis.spatial(self.outputs[0], product(row, column)[0])
+                        vj = T.axis.spatial(self.outputs[1], product(row, column)[1])
+                        vk = T.axis.reduce(steps, k)
                         C[fragment(vi, vj)[0], fragment(vi, vj)[1]] = C[
                             fragment(vi, vj)[0], fragment(vi, vj)[1]
                         ] + T.Cast("float32", A[vk // PANEL, vi, vk % PANEL]) * T.Cast(

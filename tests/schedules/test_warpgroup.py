@@ -107,6 +107,30 @@ def test_descriptors_find_what_was_copied(columns: int, b_major: str, steps: int
                 assert isa_address(b, column, k, b_major == "n") == panel_address(*place, made.b_rows)
 
 
+@pytest.mark.parametrize("b_major", ["k", "n"])
+@pytest.mark.parametrize("rows", [8, 88, 256])
+def test_swapped_operands_are_the_instructions_other_ones(rows: int, b_major: str) -> None:
+    """64 columns of B are its rows, transposed on their way where they lie side by side; rows of A its columns."""
+    made = Wgmma(64, rows, 64, "float16", b_major, rows, 128 if b_major == "k" else 64, swapped=True)
+    assert made.outputs == (rows, 64)
+    assert [made.fragment(row, column) for row, column in ((0, 0), (1, 0), (0, 1), (rows - 1, 63))] == [
+        (0, 0),
+        (0, 1),
+        (4, 0),
+        (127, rows // 2 - 1),
+    ]
+    issued = re.findall(r'1, 1, 1, (\d), (\d);" : .* : "l"\((d.) \+ \d+\), "l"\((d.) \+', made.source())
+    assert issued == [("1" if b_major == "n" else "0", "0", "db", "da")] * 4
+    for step in range(4):
+        a, b = (panels.descriptor_bits | panels.step_offset(step) >> 4 for panels in made.operands.values())
+        for k in range(16):
+            for row in range(rows):
+                assert isa_address(a, row, k, False) == panel_address(step * 16 + k, row, made.a_rows)
+            for column in range(64):
+                place = (step * 16 + k, column) if b_major == "k" else (column, step * 16 + k)
+                assert isa_address(b, column, k, b_major == "n") == panel_address(*place, made.b_rows)
+
+
 def test_the_cuda_function_issues_every_instruction_once_and_commits() -> None:
     made = instruction(128, 128, 64, "n")
     source = made.source()
