@@ -19,18 +19,21 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 from tvm.target import Target
 
 from tensorir_ladder.schedules.isa import (
     PANEL,
     PARTITIONS,
+    PIECE_ROWS,
     ROW_BYTES,
     SECTOR_BYTES,
     SHARED_KIB,
     VECTOR_BYTES,
     WARP,
+    WGMMA_ROWS,
 )
 from tensorir_ladder.schedules.tiles import SHORT_RING, BlockTile, Choice, ThreadTile, TileSet, WarpgroupTile, WarpTile
 from tensorir_ladder.schedules.workloads import Matmul
@@ -174,13 +177,20 @@ class _WarpgroupTimes(NamedTuple):
 
 
 BY_THREADS = _WarpgroupTimes(0.53, 0.26, 0.62, LATENCY_CYCLES, 500, 2670, 319, boxes=False)
-# Fitted to an H200's times of 380 kernels on 98 shapes (float16 of group schedules): 19 of seed 2048, most of them the
-# slowest by cp.async, 35 of seed 2049, 24 of them the slowest then, 44 of seed 7001. What comes first, of these and of
-# 185 kernels by cp.async on the same shapes, has 0.980 of the speed of the fastest, 0.81 at worst.
-BY_BOXES = _WarpgroupTimes(0.28, 0.42, 0.41, 1700, 110, 3910, 190, boxes=True)
-LINE_CYCLES = 1.5  # of TMA, from one cache line that it reads of to the next
-ROW_CYCLES = 2.1  # from one row of 128 bytes that arrives in a multiprocessor to the next
-CLUSTERS = ((1, 1), (2, 1), (1, 2))  # of a product by boxes: blocks below each other share B, beside each other A
+# Fitted to an H200's times of 1,299 kernels on 135 shapes (float16 of group schedules): the slowest of seed 2050, and
+# drawn ones of seeds 7002, 7003 and 7004, tiles of both orders of operands, in clusters of up to eight. Of shapes left
+# out in turn what comes first has 0.967 of the speed of the fastest, 0.82 at worst.
+BY_BOXES = _WarpgroupTimes(0.434, 0.324, 0.97, 1416, 913, 3656, 278, boxes=True)
+LINE_CYCLES = 1.14  # of TMA, from one cache line that it reads of to the next
+L2_LINE_CYCLES = 1.74  # the same, where all multiprocessors ask for lines
+FILL_CYCLES = 1.32  # of shared memory, while a row of 128 bytes arrives
+OPERAND_SHARE = 0.477  # of the cycles in which shared memory gives wgmma its operands, those that rows wait for
+SYNC_CYCLES = 47  # of a k tile in a cluster, each time that this has twice as many blocks
+SWAPPED_STORING = 1.39  # what storing takes longer whose pairs of sums are two rows'
+# Of a product by boxes: blocks below each other share B, beside each other A.
+CLUSTERS = ((1, 1), (2, 1), (1, 2), (4, 1), (1, 4), (2, 2), (4, 2), (2, 4))
+# Of multiprocessors, those that clusters of more than two can have: 120 of an H200's 132, of four as of eight.
+CLUSTERED = 0.91
 PARTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 SPLIT_PAYS = 0.95  # of the time of a whole reduction: what parts are modelled to save has to be more than the rest
 PART_BYTES = 4  # of a sum that waits to be added up: float32
@@ -343,8 +353,7 @@ def wgmma_cycles(choice: Choice, problem: Matmul, machine: Machine, parts: int =
     Rows of whole sectors that straddle cache lines were measured to take no longer than others. Rows and columns that
     the tile has beyond the product, and those that fill its last panel, are copies of no bytes, which take as long.
     """
-    ways = _ways_to_copy(problem, choice.tile)
-    return min(_by_warpgroups(choice, problem, machine, parts, first) for first in ways)
+    return float(_by_warpgroups(choice, problem, machine, [parts], _ways_to_copy(problem, choice.tile)).min())
 
 
 def sectors_first(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> tuple[bool, bool]:
@@ -354,21 +363,23 @@ def sectors_first(choice: Choice, problem: Matmul, machine: Machine, parts: int 
     them where the tile, to which copies are rounded up, makes them whole sectors.
     """
     ways = _ways_to_copy(problem, choice.tile)
-    cheapest = min(ways, key=lambda copied: _by_warpgroups(choice, problem, machine, parts, copied))
+    cheapest = ways[_by_warpgroups(choice, problem, machine, [parts], ways).argmin()]
     return _mended(problem, choice.tile, cheapest)
 
 
 def box_cycles(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> float:
     """Return about how many cycles a product takes by warpgroups whose operands TMA brings; a TileSet's ``cost``.
 
-    As :func:`wgmma_cycles`, but for loading, and by the best of a few plans (:func:`box_plan`)::
+    As :func:`wgmma_cycles`, but for what a k tile takes, and by the best of a few plans (:func:`box_plan`)::
 
-        loading  = the longer of asking for cache lines, of which a row that does not begin with one has two, and
-                   the arrival of rows; of an operand that a cluster shares, each block asks for its share
+        loading  = asking for cache lines, by one multiprocessor or, where that takes longer, by all that are busy;
+                   of an operand that a cluster shares, each block asks for its share; meeting its other blocks
+        working  = the longer of multiplying, and shared memory's rows that arrive and operands that wgmma reads
 
-    Source: what was measured; and 64 bytes a cycle are what a multiprocessor takes from the L2 cache.
+    A row that begins inside of a cache line has a part of one line more: of rows of all offsets that come to pass, as
+    often as they end in the next one. Source: what was measured.
     """
-    return min(_by_boxes(choice, problem, machine, parts, plan) for plan in _box_plans(problem, choice.tile))
+    return float(_by_boxes(choice, problem, machine, [parts], _box_plans(problem, choice.tile)).min())
 
 
 class BoxPlan(NamedTuple):
@@ -384,13 +395,14 @@ class BoxPlan(NamedTuple):
 def box_plan(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> BoxPlan:
     """Return what :func:`box_cycles` is the least with; rows of no whole 16 bytes are copied, whatever this says."""
     plans = _box_plans(problem, choice.tile)
-    best = min(plans, key=lambda plan: _by_boxes(choice, problem, machine, parts, plan))
+    best = plans[_by_boxes(choice, problem, machine, [parts], plans).argmin()]
     return best._replace(copied=_mended(problem, choice.tile, best.copied, ROW_BYTES))
 
 
 def box_parts(problem: Matmul, choice: Choice, machine: Machine) -> int:
     """Return into how many parts a reduction by boxes should go; each has at least as many k tiles as stages."""
-    return _cheapest_parts(box_cycles, problem, choice, machine)
+    plans = _box_plans(problem, choice.tile)
+    return _cheapest_parts(problem, choice, lambda parts: _by_boxes(choice, problem, machine, parts, plans).min(axis=0))
 
 
 def warp_cycles(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> float:
@@ -422,17 +434,24 @@ def copied_first(choice: Choice, problem: Matmul, machine: Machine, parts: int =
 
 def warp_parts(problem: Matmul, choice: Choice, machine: Machine) -> int:
     """Return into how many parts a reduction by warps should go; each has at least as many k tiles as stages."""
-    return _cheapest_parts(warp_cycles, problem, choice, machine)
+    return _cheapest_parts(
+        problem, choice, lambda counts: [warp_cycles(choice, problem, machine, parts) for parts in counts]
+    )
 
 
 def wgmma_parts(problem: Matmul, choice: Choice, machine: Machine) -> int:
     """Return into how many parts a reduction by warpgroups should go; each has at least as many k tiles as stages."""
-    return _cheapest_parts(wgmma_cycles, problem, choice, machine)
+    ways = _ways_to_copy(problem, choice.tile)
+    return _cheapest_parts(
+        problem, choice, lambda parts: _by_warpgroups(choice, problem, machine, parts, ways).min(axis=0)
+    )
 
 
-def _cheapest_parts(cycles: Callable[..., float], problem: Matmul, choice: Choice, machine: Machine) -> int:
+def _cheapest_parts(problem: Matmul, choice: Choice, cycles: Callable[[list[int]], Sequence[float]]) -> int:
+    """Return the cheapest number of parts, by a function that prices a list of them."""
     most = max(1, -(-problem.k // choice.tile.block_k) // max(choice.stages, 2))
-    found = {parts: cycles(choice, problem, machine, parts) for parts in PARTS if parts <= most}
+    counts = [parts for parts in PARTS if parts <= most]
+    found = dict(zip(counts, cycles(counts)))
     best = min(found, key=found.__getitem__)
     return best if found[best] < SPLIT_PAYS * found[1] else 1
 
@@ -512,23 +531,40 @@ def _mended(
 
 
 def _box_plans(problem: Matmul, tile: BlockTile) -> list[BoxPlan]:
-    """List how a product's operands can be brought by TMA, that which does the least first."""
-    ways = _ways_to_copy(problem, tile, ROW_BYTES)
-    return [BoxPlan(copied, cluster) for copied in ways for cluster in CLUSTERS]
+    """List how a product's operands can be brought by TMA, that which does the least first.
+
+    Of clusters those that the product has tiles for, and whose blocks each have rows of a box to bring.
+    """
+    ways, rows = _ways_to_copy(problem, tile, ROW_BYTES), -(-problem.m // tile.block_m)
+    columns, rows_of_b = -(-problem.n // tile.block_n), tile.block_k if problem.layout == "nn" else tile.block_n
+    clusters = [
+        (down, across)
+        for down, across in CLUSTERS
+        if (down == 1 or (down <= rows and rows_of_b >= down * PIECE_ROWS))
+        and (across == 1 or (across <= columns and tile.block_m >= across * PIECE_ROWS))
+    ]
+    return [BoxPlan(copied, cluster) for copied in ways for cluster in clusters]
 
 
-def _by_warpgroups(choice: Choice, problem: Matmul, machine: Machine, parts: int, copied: tuple[bool, bool]) -> float:
+def _by_warpgroups(
+    choice: Choice, problem: Matmul, machine: Machine, parts: Sequence[int], ways: Sequence[tuple[bool, bool]]
+) -> np.ndarray:
+    """Return the cycles of each way to copy operands first (rows), with each number of parts (columns)."""
     tile, rates, itemsize = _warpgroups(choice), machine.rates, problem.itemsize
     m, n, k = problem.m, problem.n, problem.k
-    front = _copying_cycles((m * copied[0] + n * copied[1]) * k * itemsize, machine, WGMMA_COPIED, WGMMA_FRONT)
-    inside = zip(_unaligned(problem, SECTOR_BYTES), _mended(problem, tile, copied))  # rows begin inside of sectors
-    longer = [WGMMA_SPLIT_SECTORS - 1 if split and not mended else 0.0 for split, mended in inside]
-    rows, columns = min(m, tile.block_m), min(n, tile.block_n)
-    # Of a B stored [k, n] whole panels.
-    wide = -(-tile.group_n // PANEL) * PANEL * tile.warpgroups[1] if problem.layout == "nn" else tile.block_n
-    brought = (tile.block_m + rows * longer[0] + wide + columns * longer[1]) * tile.block_k * itemsize
-    loading = brought / (WGMMA_LOADS * rates.load_bytes_per_cycle)
-    return front + _warpgroup_cycles(choice, problem, machine, parts, block_count(problem, tile), loading, BY_THREADS)
+    front, loading = [], []
+    for copied in ways:
+        copied_bytes = (m * copied[0] + n * copied[1]) * k * itemsize
+        front.append(_copying_cycles(copied_bytes, machine, WGMMA_COPIED, WGMMA_FRONT))
+        inside = zip(_unaligned(problem, SECTOR_BYTES), _mended(problem, tile, copied))  # rows begin inside of sectors
+        longer = [WGMMA_SPLIT_SECTORS - 1 if split and not mended else 0.0 for split, mended in inside]
+        rows, columns = min(m, tile.block_m), min(n, tile.block_n)
+        # Of a B stored [k, n] whole panels.
+        wide = -(-tile.group_n // PANEL) * PANEL * tile.warpgroups[1] if problem.layout == "nn" else tile.block_n
+        brought = (tile.block_m + rows * longer[0] + wide + columns * longer[1]) * tile.block_k * itemsize
+        loading.append(brought / (WGMMA_LOADS * rates.load_bytes_per_cycle))
+    k_tile = _KTile(block_count(problem, tile), machine.multiprocessors, _column(loading), _multiplying(tile, rates))
+    return _column(front) + _warpgroup_cycles(choice, problem, machine, np.array(parts), k_tile, BY_THREADS)
 
 
 def _warpgroups(choice: Choice) -> WarpgroupTile:
@@ -537,53 +573,110 @@ def _warpgroups(choice: Choice) -> WarpgroupTile:
     return choice.tile
 
 
+def _column(values: Sequence[float]) -> np.ndarray:
+    return np.array(values, float)[:, None]
+
+
+def _multiplying(tile: WarpgroupTile, rates: CostRates) -> float:
+    """Return a k tile's cycles of the tensor cores."""
+    return tile.block_m * tile.block_n * tile.block_k / rates.wgmma_multiply_adds_per_cycle
+
+
+class _KTile(NamedTuple):
+    """Hold what k tiles take, an array's rows by how they are brought: how many block tiles there are of them.
+
+    ``multiprocessors``: those that can have some. In cycles: ``loading`` one, ``working`` on it, ``meeting`` others.
+    """
+
+    tiles: Any
+    multiprocessors: Any
+    loading: Any
+    working: float
+    meeting: Any = 0.0
+
+
 def _warpgroup_cycles(
-    choice: Choice,
-    problem: Matmul,
-    machine: Machine,
-    parts: int,
-    tiles: int,
-    loading: float,
-    times: _WarpgroupTimes,
-) -> float:
-    """Return the cycles of so many tiles by warpgroups, of which a k tile's operands take ``loading`` to be brought."""
+    choice: Choice, problem: Matmul, machine: Machine, parts: np.ndarray, k_tile: _KTile, times: _WarpgroupTimes
+) -> np.ndarray:
+    """Return the cycles of a product by warpgroups: of ways to bring k tiles (rows) and numbers of parts (columns)."""
     tile, rates, itemsize = _warpgroups(choice), machine.rates, problem.itemsize
     m, n, k = problem.m, problem.n, problem.k
-    k_tiles = max(math.ceil(math.ceil(k / tile.block_k) / parts), 1)
-    busiest = -(-tiles * parts // machine.multiprocessors)
-    together = min(busiest, resident_blocks(Choice(tile, min(choice.stages, k_tiles)), machine, itemsize))
-    rows, columns = min(m, tile.block_m), min(n, tile.block_n)
-    ahead = together * max(1, min(choice.stages - times.held(choice.stages), k_tiles))  # k tiles on their way
-    loading = max(loading, times.latency / ahead)
-    multiplying = tile.block_m * tile.block_n * tile.block_k / rates.wgmma_multiply_adds_per_cycle
-    loop = busiest * k_tiles * (max(multiplying, loading) + times.unhidden * min(multiplying, loading))
-    stored = busiest * rows * columns * (PART_BYTES if parts > 1 else itemsize)
+    # A single k tile has a second behind it, of zeros, so that there is a loop to pipeline.
+    k_tiles = np.maximum(np.ceil(math.ceil(k / tile.block_k) / parts), 2)
+    busiest = np.ceil(k_tile.tiles * parts / k_tile.multiprocessors)
+    held = {count: resident_blocks(Choice(tile, count), machine, itemsize) for count in _rings(choice, k_tiles)}
+    together = np.minimum(busiest, [held[count] for count in _rings(choice, k_tiles)])
+    ahead = together * np.maximum(1, np.minimum(choice.stages - times.held(choice.stages), k_tiles))  # on their way
+    loading, working = np.maximum(k_tile.loading, times.latency / ahead) + k_tile.meeting, k_tile.working
+    loop = busiest * k_tiles * (np.maximum(working, loading) + times.unhidden * np.minimum(working, loading))
+    stored = busiest * min(m, tile.block_m) * min(n, tile.block_n) * np.where(parts > 1, PART_BYTES, itemsize)
     storing = stored / (times.stored * rates.stored_results_per_cycle * STORED_BYTES)
-    if parts == 1 and (m < tile.block_m or n < tile.block_n):
-        storing *= WGMMA_SCATTERED
+    if m < tile.block_m or n < tile.block_n:
+        storing = storing * np.where(parts == 1, WGMMA_SCATTERED, 1.0)
+    elif tile.swapped:
+        storing = storing * np.where(parts == 1, SWAPPED_STORING, 1.0)
     per_cycle = rates.copying_gb_s / CLOCK_GHZ
     reading, writing = (m + n) * k * itemsize / per_cycle, m * n * itemsize / per_cycle
-    looped = max(loop, reading) + times.reading * min(loop, reading)
-    filling = -(-busiest // together) * times.filling
-    adding = _adding_cycles(m, n, parts, machine, cached=True) + parts * times.part if parts > 1 else 0.0
+    looped = np.maximum(loop, reading) + times.reading * np.minimum(loop, reading)
+    filling = np.ceil(busiest / together) * times.filling
+    adding = np.where(parts > 1, _adding_cycles(m, n, parts, machine, cached=True) + parts * times.part, 0.0)
     return looped + (storing + writing) * (1 + 1 / together) / 2 + filling + times.starting + adding
 
 
-def _by_boxes(choice: Choice, problem: Matmul, machine: Machine, parts: int, plan: BoxPlan) -> float:
-    tile, (down, across) = _warpgroups(choice), plan.cluster
-    rows_of_tiles, columns_of_tiles = -(-problem.m // tile.block_m), -(-problem.n // tile.block_n)
-    tiles = -(-rows_of_tiles // down) * down * -(-columns_of_tiles // across) * across
-    a_rows, b_rows = min(problem.m, tile.block_m), min(problem.n, tile.block_n)
+def _rings(choice: Choice, k_tiles: np.ndarray) -> list[int]:
+    """Return the stages of a choice where so many k tiles are all."""
+    return [min(choice.stages, int(count)) for count in k_tiles]
+
+
+def _by_boxes(
+    choice: Choice, problem: Matmul, machine: Machine, parts: Sequence[int], plans: Sequence[BoxPlan]
+) -> np.ndarray:
+    """Return the cycles of each plan (rows) with each number of parts (columns)."""
+    tile, (m, n, k) = _warpgroups(choice), (problem.m, problem.n, problem.k)
+    counts = np.array(parts)
+    copied, (down, across) = np.array([plan.copied for plan in plans]), np.array([plan.cluster for plan in plans]).T
+    cluster = down * across
+    room = np.where(cluster > 2, int(machine.multiprocessors * CLUSTERED) // cluster * cluster, machine.multiprocessors)
+    whole_m, whole_n = tile.block_m * down, tile.block_n * across  # of a cluster
+    tiles = np.ceil(m / whole_m) * np.ceil(n / whole_n) * cluster
+    bytes_first = (copied * [m, n]).sum(axis=1) * k * problem.itemsize
+    front = [_copying_cycles(float(first), machine, WGMMA_COPIED, WGMMA_FRONT) for first in bytes_first]
+    mended = [_mended(problem, tile, plan.copied, ROW_BYTES) for plan in plans]
+    lines = np.array([_lines(problem, tile, whole) for whole in mended])
+    rows_of_b = min(n, tile.block_n)
     if problem.layout == "nn":  # panels, of each instruction its own
-        panels = min(-(-problem.n // PANEL), -(-tile.group_n // PANEL) * tile.warpgroups[1])
-        b_rows = panels * tile.block_k
-    mended = _mended(problem, tile, plan.copied, ROW_BYTES)
-    of_a, of_b = (2 if split and not whole else 1 for split, whole in zip(_unaligned(problem, ROW_BYTES), mended))
-    copied_bytes = (problem.m * plan.copied[0] + problem.n * plan.copied[1]) * problem.k * problem.itemsize
-    front = _copying_cycles(copied_bytes, machine, WGMMA_COPIED, WGMMA_FRONT)
-    asked = LINE_CYCLES * (a_rows * of_a / across + b_rows * of_b / down)
-    loading = max(asked, ROW_CYCLES * (a_rows + b_rows))
-    return front + _warpgroup_cycles(choice, problem, machine, parts, tiles, loading, BY_BOXES)
+        rows_of_b = min(-(-n // PANEL), -(-tile.group_n // PANEL) * tile.warpgroups[1]) * tile.block_k
+    asked = _column(lines[:, 0] / across + lines[:, 1] / down)
+    busy = np.minimum(tiles[:, None] * counts, room[:, None]) / machine.multiprocessors
+    loading = asked * np.maximum(LINE_CYCLES, L2_LINE_CYCLES * busy)
+    wide, high = (tile.group_m, tile.group_n) if tile.swapped else (tile.group_n, tile.group_m)
+    groups = tile.warpgroups[0] * tile.warpgroups[1]
+    read = groups * high // WGMMA_ROWS * (WGMMA_ROWS + wide) * tile.block_k * problem.itemsize / SHARED_BYTES_PER_CYCLE
+    moving = OPERAND_SHARE * read + FILL_CYCLES * (min(m, tile.block_m) + rows_of_b)
+    working = max(_multiplying(tile, machine.rates), moving)
+    k_tile = _KTile(tiles[:, None], room[:, None], loading, working, SYNC_CYCLES * np.log2(cluster)[:, None])
+    return _column(front) + _warpgroup_cycles(choice, problem, machine, counts, k_tile, BY_BOXES)
+
+
+def _lines(problem: Matmul, tile: WarpgroupTile, whole: tuple[bool, bool]) -> tuple[float, float]:
+    """Return about how many cache lines a k tile's boxes have of A and of B, whose rows may be ``whole`` lines."""
+
+    def of_row(row_bytes: int, grain: int) -> float:
+        """Lines of a row that begins at any multiple of ``grain`` bytes in one."""
+        return 1 + max(0, row_bytes - grain) / ROW_BYTES
+
+    itemsize, n = problem.itemsize, min(problem.n, tile.block_n)
+    apart = [
+        ROW_BYTES if is_whole else math.gcd(length * itemsize, ROW_BYTES)
+        for is_whole, length in zip(whole, (problem.k, problem.b_shape[1]))
+    ]
+    of_a = min(problem.m, tile.block_m) * of_row(ROW_BYTES, apart[0])
+    if problem.layout != "nn":
+        return of_a, n * of_row(ROW_BYTES, apart[1])
+    panels, rest = divmod(min(problem.n, tile.group_n), PANEL)
+    grain = math.gcd(tile.block_n * itemsize, apart[1])
+    of_columns = panels * of_row(ROW_BYTES, grain) + (of_row(rest * itemsize, grain) if rest else 0.0)
+    return of_a, tile.warpgroups[1] * tile.block_k * of_columns
 
 
 def _copying_cycles(copied_bytes: float, machine: Machine, share: float = 1.0, front: float = 1.0) -> float:
@@ -597,11 +690,11 @@ def _copying_cycles(copied_bytes: float, machine: Machine, share: float = 1.0, f
     return (share * 2 * copied_bytes / rates.copying_gb_s + front * 1e3 * rates.copying_us) * CLOCK_GHZ
 
 
-def _adding_cycles(m: int, n: int, parts: int, machine: Machine, cached: bool) -> float:
-    """Return the cycles of a kernel that adds up parts, and of storing and reading them."""
+def _adding_cycles(m: int, n: int, parts: Any, machine: Machine, cached: bool) -> Any:
+    """Return the cycles of a kernel that adds up parts, and of storing and reading them; an array's of an array."""
     rates, sums = machine.rates, 2 * parts * m * n * PART_BYTES
     by_cache = rates.add_bytes_per_cycle * machine.multiprocessors
-    fast = by_cache if cached and sums <= 2 * CACHED_BYTES else rates.copying_gb_s / CLOCK_GHZ
+    fast = np.where(cached & (sums <= 2 * CACHED_BYTES), by_cache, rates.copying_gb_s / CLOCK_GHZ)
     return rates.launch_cycles + LATENCY_CYCLES + sums / fast
 
 

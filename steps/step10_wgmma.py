@@ -29,6 +29,8 @@ What to expect: larger tiles multiply more per element brought; small products h
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
@@ -42,10 +44,18 @@ from tensorir_ladder.schedules.cost import (
     wgmma_cycles,
     wgmma_parts,
 )
-from tensorir_ladder.schedules.isa import ROW_BYTES, SECTOR_BYTES, VECTOR_BYTES
+from tensorir_ladder.schedules.isa import (
+    PANEL,
+    ROW_BYTES,
+    SECTOR_BYTES,
+    SHARED_KIB,
+    VECTOR_BYTES,
+    WGMMA_ROWS,
+    WGMMA_WIDTHS,
+    WIDEST,
+)
 from tensorir_ladder.schedules.loops import bind_grid, pad_to_tile, raster_blocks
 from tensorir_ladder.schedules.memory import (
-    accumulate_in_registers,
     align_operands,
     initialize_before,
     longest_rounds,
@@ -53,11 +63,10 @@ from tensorir_ladder.schedules.memory import (
 from tensorir_ladder.schedules.pipeline import fill_before_waiting, fill_with_zeros, hide_reads
 from tensorir_ladder.schedules.recipes import add_parts, split_reduction
 from tensorir_ladder.schedules.tensor_cores import (
-    FRAGMENT,
     WarpgroupLoops,
+    accumulate_by_warpgroups,
     bind_warpgroups,
     instruction_for,
-    lay_out_accumulators,
     multiply_by_wgmma,
     pipeline_warpgroups,
     spread_fragment,
@@ -66,7 +75,7 @@ from tensorir_ladder.schedules.tensor_cores import (
     store_by_rows,
     tile_for_warpgroups,
 )
-from tensorir_ladder.schedules.tiles import Choice, TileSet, WarpgroupTile
+from tensorir_ladder.schedules.tiles import SHORT_RING, Choice, SwappedWarpgroupTile, TileSet, WarpgroupTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.step import HALVES, Config, Step, Variant, checked
 
@@ -87,8 +96,7 @@ def schedule(problem: Matmul, config: Config, *, tensorize: bool = True) -> Sche
     loops = tile_for_warpgroups(sch, rows, columns, reduction, tile)
     grid = bind_grid(sch, [*part, *cluster_side_by_side(sch, loops, brought.cluster)])
     group = bind_warpgroups(sch, loops)
-    write_back = accumulate_in_registers(sch, block, group, FRAGMENT)
-    lay_out_accumulators(sch, block, instruction)
+    write_back = accumulate_by_warpgroups(sch, block, group, instruction)
     # Of a product smaller than a tile, TVM keeps rows that leave the operands behind them unaligned for wgmma.
     whole_tiles = problem.m >= tile.block_m and problem.n >= tile.block_n
     if config.variant in ("rows", "whole", "fitted", "boxes") and parts == 1 and whole_tiles:
@@ -202,7 +210,25 @@ FITTED = TileSet.of(
     cost=wgmma_cycles,
     parts=wgmma_parts,
 )
-BOXES = TileSet.of(*FITTED.choices, cost=box_cycles, parts=box_parts)
+# By boxes any width by the eight is as good as another: of the instruction's columns, along n or, operands swapped,
+# along m. With the longest ring that an H100 holds, and one of which two blocks may share a multiprocessor.
+LONGEST_RING = 12
+WIDEST_OF_FOUR = 160  # columns of an instruction whose sums leave four warpgroups registers for addresses
+
+
+def any_width() -> Iterator[Choice]:
+    """List tiles of up to four warpgroups side by side, whose instructions have any width that their registers hold."""
+    for groups in (1, 2, 3, 4):
+        widest = WIDEST if groups < 4 else WIDEST_OF_FOUR
+        for width in range(16, widest + 1, WGMMA_WIDTHS):
+            across = WarpgroupTile(block=(WGMMA_ROWS * groups, width, PANEL), warpgroups=(groups, 1))
+            swapped = SwappedWarpgroupTile(block=(width, WGMMA_ROWS * groups, PANEL), warpgroups=(1, groups))
+            for tile in (across, swapped) if width >= PANEL else (swapped,):
+                longest = min(LONGEST_RING, (SHARED_KIB[90] << 10) // tile.smem_bytes(itemsize=2))
+                yield from (Choice(tile, stages) for stages in {longest, SHORT_RING})
+
+
+BOXES = TileSet.of(TILES.default, *any_width(), cost=box_cycles, parts=box_parts)
 STEP = Step(
     number=10,
     topic="wgmma",

@@ -68,6 +68,14 @@ RIGHT = [
     (Matmul(264, 264, 520, "float16"), "64x80x64/1x1", 6, (2, 2), 1, (False, False)),
     (Matmul(136, 392, 328, "bfloat16", "nt"), "64x64x64/1x1", 3, (2, 4), 1, (False, False)),
     (Matmul(392, 136, 648, "float16"), "64x64x64/1x1", 5, (4, 2), 2, (False, False)),
+    (Matmul(88, 200, 392, "float16"), "88x64x64swapped/1x1", 4, (1, 4), 1, (False, False)),  # shares of 24, 24, 24, 16
+    (Matmul(150, 200, 392, "float16"), "24x64x64swapped/1x1", 8, (4, 2), 1, (False, False)),
+    (Matmul(120, 136, 264, "bfloat16", "nt"), "40x128x64swapped/1x2", 6, (2, 2), 1, (False, False)),
+    (Matmul(200, 136, 264, "float16"), "112x64x64swapped/2x1", 4, BESIDE, 1, (False, False)),
+    (Matmul(200, 264, 328, "float16"), "80x128x64swapped/1x1", 4, BELOW, 1, (False, False)),
+    (Matmul(5, 136, 1160, "float16"), "16x64x64swapped/1x1", 12, BESIDE, 2, (False, False)),
+    (Matmul(104, 137, 264, "float16"), "56x64x64swapped/1x1", 4, BELOW, 1, (False, True)),
+    (Matmul(392, 200, 264, "float16"), "40x64x64swapped/1x1", 6, (1, 4), 1, (False, False)),  # the last one has none
 ]
 
 
@@ -94,6 +102,20 @@ def test_results_are_those_of_cp_async_bit_for_bit(monkeypatch, layout, cluster)
     np.testing.assert_array_equal(results[0].view("uint16"), results[1].view("uint16"))
 
 
+@pytest.mark.emulator
+@pytest.mark.parametrize("variant", ["rows", "fitted", "boxes"])
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+def test_swapped_operands_change_no_bit(monkeypatch, layout, variant) -> None:
+    problem, results = Matmul(200, 168, 712, "float16", layout), []
+    random = np.random.default_rng(5)
+    a, b = (random.standard_normal(shape).astype("float16") for shape in ((problem.m, problem.k), problem.b_shape))
+    for tile in ("64x64x64/1x1", "104x64x64swapped/1x1"):
+        kernel = kernel_of(monkeypatch, problem, tile, 4, variant=variant)
+        results.append(np.full((problem.m, problem.n), np.nan, "float16"))
+        EmulatorBackend().load(kernel)(a, b, results[-1])
+    np.testing.assert_array_equal(results[0].view("uint16"), results[1].view("uint16"))
+
+
 def by_boxes(function: tirx.PrimFunc, tile: WarpgroupTile = SMALL, stages: int = 3, wgmma: bool = True) -> Schedule:
     """Any contraction by warpgroups, whose operands TMA brings."""
     sch = Schedule(function)
@@ -108,9 +130,10 @@ def by_boxes(function: tirx.PrimFunc, tile: WarpgroupTile = SMALL, stages: int =
 def test_batches_and_epilogues_are_carried_along() -> None:
     problem = Matmul(72, 136, 264, "float16")
     for function in (batched_matmul(3, problem), matmul_bias_relu(problem)):
-        sch = by_boxes(function)
-        assert "complete_tx__bytes" in lower_schedule(sch, HOPPER, "boxes").body
-        check_function(function, lower_ahead(sch.mod["main"], TARGET), TARGET)
+        for tile in (SMALL, WarpgroupTile.parse("40x64x64swapped/1x1")):
+            sch = by_boxes(function, tile)
+            assert "complete_tx__bytes" in lower_schedule(sch, HOPPER, "boxes").body
+            check_function(function, lower_ahead(sch.mod["main"], TARGET), TARGET)
     batched = lower_schedule(by_boxes(batched_matmul(3, problem)), HOPPER, "batch").cuda
     assert "bulk_tensor_3d" in batched
 
@@ -450,15 +473,46 @@ MACHINE = replace(HOPPER.for_choices(), name="NVIDIA H200")
 WIDE = Choice(WarpgroupTile.parse("128x128x64/2x1"), 6)
 
 
-def test_rows_astride_cache_lines_cost_more_and_a_cluster_pays_there() -> None:
+def cycles(tile: WarpgroupTile | str, problem: Matmul, cluster: tuple[int, int] = ALONE, parts: int = 1) -> float:
+    """What the model says of a product by boxes, in clusters of so many blocks."""
+    choice = Choice(WarpgroupTile.parse(tile), 4) if isinstance(tile, str) else tile
+    return float(cost._by_boxes(choice, problem, MACHINE, [parts], [BoxPlan((False, False), cluster)])[0, 0])
+
+
+def test_rows_astride_cache_lines_cost_more_and_a_cluster_less() -> None:
     aligned, astride = (Matmul(2048, 1024, k, "float16", "nt") for k in (4096, 4104))
-    alone = BoxPlan((False, False), ALONE)
-    assert cost._by_boxes(WIDE, astride, MACHINE, 1, alone) > 1.15 * cost._by_boxes(WIDE, aligned, MACHINE, 1, alone)
-    assert cost.box_plan(WIDE, aligned, MACHINE).cluster == ALONE
+    assert cycles(WIDE, astride) > 1.15 * cycles(WIDE, aligned)
+    assert cycles(WIDE, astride, BESIDE) < 0.95 * cycles(WIDE, astride)
     assert cost.box_plan(WIDE, astride, MACHINE).cluster != ALONE
 
 
 def test_a_cluster_that_would_work_for_nothing_is_not_made() -> None:
     """A row of tiles that fills the GPU: a second one below would be zeros, and a second wave."""
-    assert cost.box_plan(WIDE, Matmul(120, 128 * 132, 4104, "float16"), MACHINE).cluster != BELOW
-    assert cost.box_plan(WIDE, Matmul(128 * 132, 120, 4104, "float16", "nt"), MACHINE).cluster != BESIDE
+    assert cost.box_plan(WIDE, Matmul(120, 128 * 132, 4104, "float16"), MACHINE).cluster[0] == 1
+    assert cost.box_plan(WIDE, Matmul(128 * 132, 120, 4104, "float16", "nt"), MACHINE).cluster[1] == 1
+
+
+def test_clusters_of_more_than_two_leave_some_multiprocessors_empty() -> None:
+    """132 tiles are one wave of blocks alone or in pairs, and two of blocks in fours: 120 find a place at once."""
+    full, less = Matmul(128 * 12, 128 * 11, 4096, "float16"), Matmul(128 * 12, 128 * 10, 4096, "float16")
+    for problem, dearer in ((full, True), (less, False)):
+        assert (cycles(WIDE, problem, (4, 1)) > 1.3 * cycles(WIDE, problem, BELOW)) is dearer
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"), [(8, Matmul(8, 4096, 512, "float16")), (16, Matmul(512, 4096, 512, "float16"))]
+)
+def test_blocks_without_eight_rows_of_a_box_each_share_none(rows: int, problem: Matmul) -> None:
+    choice = Choice(WarpgroupTile.parse(f"{rows}x64x64swapped/1x1"), 4)
+    assert {plan.cluster[1] for plan in cost._box_plans(problem, choice.tile)} == {1, rows // 8}
+
+
+def test_swapped_operands_are_chosen_where_rows_fit_them_better() -> None:
+    """104 rows are one tile of 104, and two of 64 or one of 128 otherwise."""
+    problem = Matmul(104, 64 * 120, 4096, "float16")
+    assert cycles("104x64x64swapped/1x1", problem) < min(
+        cycles("64x64x64/1x1", problem), cycles("128x64x64/2x1", problem)
+    )
+    chosen = cost.choose(step10_wgmma.BOXES, problem, MACHINE)
+    assert chosen.tile.swapped
+    assert chosen.tile.block_m == 104
