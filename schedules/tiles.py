@@ -24,7 +24,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from tvm.target import Target
 
@@ -439,7 +439,7 @@ class WarpgroupTile(BlockTile):
     def parse(cls, text: str) -> Self:
         """Read a tile, a :class:`SwappedWarpgroupTile` where the text is one's; IllegalTile shows the other form."""
         if cls is WarpgroupTile and SwappedWarpgroupTile._match(text):
-            return SwappedWarpgroupTile.parse(text)
+            return cast("Self", SwappedWarpgroupTile.parse(text))
         return super().parse(text)
 
     @property
