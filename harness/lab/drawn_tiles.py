@@ -11,7 +11,15 @@ from typing import Any
 
 from tensorir_ladder.kernels.tiles import ClusterTile, HopperTile, RoleTile, RowsTile, SwappedTile
 from tensorir_ladder.schedules import isa
-from tensorir_ladder.schedules.tiles import FLOATS, BlockTile, TensorCoreTile, ThreadTile, WarpgroupTile, WarpTile
+from tensorir_ladder.schedules.tiles import (
+    FLOATS,
+    BlockTile,
+    SwappedWarpgroupTile,
+    TensorCoreTile,
+    ThreadTile,
+    WarpgroupTile,
+    WarpTile,
+)
 
 Choose = Callable[[Sequence[Any]], Any]
 ODD_ONE_OUT = 8  # one tile of so many has a number that was not made to fit
@@ -53,6 +61,14 @@ def _of_tensor_cores(choose: Choose, kind: type[TensorCoreTile]) -> TensorCoreTi
     return kind((warp[0] * choose((1, 2, 3, 4)), warp[1] * choose((1, 2, 3, 4)), steps), warp)
 
 
+def _of_either_order(choose: Choose, kind: type[WarpgroupTile]) -> WarpgroupTile:
+    """Draw one of four with its operands swapped: what would be its columns are rows, and its rows columns."""
+    tile = _of_warpgroups(choose, kind)
+    if choose(range(4)):
+        return tile
+    return SwappedWarpgroupTile((tile.block_n, tile.block_m, tile.block_k), tile.warpgroups[::-1])
+
+
 def _of_warpgroups(choose: Choose, kind: type[WarpgroupTile]) -> WarpgroupTile:
     groups = choose((*[(1, 1), (2, 1), (3, 1), (1, 2)] * 3, (1, 3), (4, 1), (2, 2)))
     rows, steps = isa.WGMMA_ROWS * choose((1, 1, 1, 1, 2, 3)), isa.PANEL * choose((1, 1, 1, 1, 2, 3))
@@ -91,7 +107,7 @@ DRAWN: dict[type[BlockTile], Callable[[Choose, Any], BlockTile]] = {
     ThreadTile: _of_threads,
     WarpTile: _of_warps,
     TensorCoreTile: _of_tensor_cores,
-    WarpgroupTile: _of_warpgroups,
+    WarpgroupTile: _of_either_order,
     HopperTile: _of_warpgroups,
     RoleTile: _of_roles,
 }
