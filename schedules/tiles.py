@@ -526,7 +526,8 @@ class SwappedWarpgroupTile(WarpgroupTile):
             ("rows of the block", self.block_m, "warpgroups along rows", rows),
             ("columns of the block", self.block_n, "warpgroups along columns", columns),
         )
-        return indivisible(parts) + isa.wgmma_misfits(self.group_n, self.group_m, self.block_k)
+        clauses = isa.wgmma_misfits(self.group_n, self.group_m, self.block_k)
+        return indivisible(parts) + [f"with operands swapped, {clause}" for clause in clauses]
 
 
 @dataclass(frozen=True)

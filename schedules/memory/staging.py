@@ -354,8 +354,10 @@ def _rounds_and_threads(sch: Schedule, loops: list[LoopRV], threads: tuple[int, 
     """
     *outer, last = loops
     if not _rows_fit(sch, loops, threads, width):
+        if not outer:
+            return sch.split(last, [None, *threads, width])
         column, vector = sch.split(last, [None, width])
-        return [*sch.split(sch.fuse(*outer, column) if outer else column, [None, *threads]), vector]
+        return [*sch.split(sch.fuse(*outer, column), [None, *threads]), vector]
     vectors = -(-loop_extent(sch, last) // width)
     if vectors > threads[0] * threads[1]:  # several rounds to a row
         return sch.split(last, [None, *threads, width])
