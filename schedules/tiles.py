@@ -40,6 +40,7 @@ ADDRESSING_REGISTERS = 24  # what indices and loop counters take beside a thread
 FRAGMENT_REGISTERS = 22  # the same of mma: a warp tile of 64x96 takes 252 to 255 registers in all, and does not spill
 SHORT_RING = 4  # stages of a ring of boxes (schedules/pipeline/box_rings.py) whose tiles are asked for sooner
 WGMMA_REGISTERS = 40  # the same of wgmma: descriptors, copies' addresses or barriers, loop counters
+MULTIPROCESSOR_REGISTERS = 65536
 # So many outputs of a thread leave registers for 8 warps to a multiprocessor, two to a scheduler: too few to hide the
 # latency of shared memory behind each other, as 16 warps of 64 outputs do.
 OUTPUTS_TO_READ_AHEAD = 128
@@ -466,6 +467,16 @@ class WarpgroupTile(BlockTile):
     def registers(self) -> int:
         """Accumulators, and what addresses take."""
         return self.group_m * self.group_n // isa.WARPGROUP + WGMMA_REGISTERS
+
+    @property
+    def leaves_a_warp(self) -> bool:
+        """True where a warp more, which multiplies nothing, leaves the others registers for their sums.
+
+        It costs as much as a warpgroup: each of a multiprocessor's four parts has a quarter of all registers, which its
+        warps share out alike.
+        """
+        groups = self.warpgroups[0] * self.warpgroups[1] + 1
+        return self.registers <= MULTIPROCESSOR_REGISTERS // (groups * isa.WARPGROUP)
 
     def misfits(self) -> list[str]:
         """Return warpgroups that do not divide the block, and shapes the instruction does not have."""

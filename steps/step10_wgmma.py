@@ -61,7 +61,7 @@ from tensorir_ladder.schedules.memory import (
     initialize_before,
     longest_rounds,
 )
-from tensorir_ladder.schedules.pipeline import fill_before_waiting, fill_with_zeros, hide_reads
+from tensorir_ladder.schedules.pipeline import bring_by_own_warp, fill_before_waiting, fill_with_zeros, hide_reads
 from tensorir_ladder.schedules.recipes import add_parts, split_reduction
 from tensorir_ladder.schedules.tensor_cores import (
     WarpgroupLoops,
@@ -114,6 +114,8 @@ def schedule(problem: Matmul, config: Config, *, tensorize: bool = True) -> Sche
     in_flight = 0 if config.variant == "awaited" else 1  # multiplications that nobody has waited for
     enough = config.stages if config.k_tiles(problem) > config.stages else max(config.stages, in_flight + 2)
     plan = pipeline_warpgroups(sch, loops.k_outer, enough, in_flight)
+    if config.variant == "boxes" and tile.leaves_a_warp:
+        bring_by_own_warp(sch, loops.k_outer)
     if config.variant == "fitted":
         rounds = longest_rounds(sch, copies)
         fill_with_zeros(sch, rounds)

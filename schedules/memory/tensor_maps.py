@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
@@ -63,6 +64,15 @@ class BoxFetch:
 
     copy: SBlockRV
     rows: LoopRV
+
+
+def has_boxes(sch: Schedule, loop: LoopRV) -> bool:
+    """Return whether TMA brings copies under a loop (:func:`fetch_by_tma`): then it brings all of them."""
+    found: list[tirx.For] = []
+    tvm_ffi.structural_walk(
+        sch.get(loop), (tirx.For, lambda inner: found.append(inner) if BOXES in inner.annotations else None)
+    )
+    return bool(found)
 
 
 def fetch_by_tma(sch: Schedule, copy: SBlockRV, loop: LoopRV, blocks: int = 1, apart: int = 1) -> BoxFetch:

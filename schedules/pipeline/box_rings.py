@@ -55,6 +55,7 @@ from tensorir_ladder.schedules.memory.swizzling import SWIZZLE
 from tensorir_ladder.schedules.memory.tensor_maps import BOXES, GRID, SHARED_BY, chosen_value, encode_tensor_map
 from tensorir_ladder.schedules.passes import with_body
 from tensorir_ladder.schedules.pipeline.one_barrier import GATE, RETIRE, SYNC, whole_buffer
+from tensorir_ladder.schedules.pipeline.own_warp import BRINGS, OWN_WARP
 from tensorir_ladder.schedules.tiles import SHORT_RING
 
 CLUSTER = "clusterCtaIdx.x"
@@ -366,13 +367,14 @@ class _Ring:
         self.turn, self.stage = (part(self.tile, self.stages) for part in (tirx.floordiv, tirx.floormod))
         refilled = is_constant(loop.extent) and int(loop.extent) > self.stages
         simple = len(parts) == len(places) == 4 and marks[-1].get(RETIRE) == 1  # copies, gate, multiplication, retire
-        self.sooner = self.stages <= SHORT_RING and refilled and simple
+        self.own_warp = OWN_WARP in loop.annotations
+        self.sooner = self.stages <= SHORT_RING and refilled and simple and not self.own_warp
 
     def lowered(self) -> tirx.Stmt:
         """Write the loop, with its mbarriers readied in front."""
         loop, body = self.loop, self.loop.body
         tiles: list[tirx.Var] = []
-        kept = {key: value for key, value in loop.annotations.items() if key != ASYNC}
+        kept = {key: value for key, value in loop.annotations.items() if key not in (ASYNC, OWN_WARP)}
         if self.sooner:
             body, tiles = self._with_stages(body)
             kept |= self._places(body)
@@ -495,7 +497,8 @@ class _Ring:
         asked = [tirx.Evaluate(expected), *map(self._loaded, boxes)]
         free = _wait(self._empty(self.stage), (self.turn + 1) % 2) if self.retires else _met()
         refilled = tirx.IfThenElse(self.stages <= self.tile, free, None)
-        parts = [tirx.IfThenElse(_elected(), tirx.SeqStmt([*([refilled] if self.retires else []), *asked]), None)]
+        elected = _elected(BRINGS if self.own_warp else "is_elected")
+        parts = [tirx.IfThenElse(elected, tirx.SeqStmt([*([refilled] if self.retires else []), *asked]), None)]
         made = s_tir.SBlockRealize([], True, s_tir.SBlock([], [], filled, "boxes", stmt))
         return _instead(made, *([] if self.retires else [refilled]), *parts)
 
@@ -588,8 +591,8 @@ def _address(place: ir.TensorLoad) -> ir.Expr:
     return place.source.access_ptr("r", offset=sym.Analyzer().simplify(offset), extent=1)
 
 
-def _elected() -> ir.Expr:
-    return cuda_func_call("is_elected", source_code=_ELECTED, return_type="bool")
+def _elected(name: str = "is_elected") -> ir.Expr:
+    return cuda_func_call(name, source_code=_ELECTED.replace("is_elected", name), return_type="bool")
 
 
 def _instead(realize: s_tir.SBlockRealize, *parts: tirx.Stmt) -> tirx.Stmt:

@@ -19,6 +19,7 @@ from tensorir_ladder.schedules.passes import PIPELINE, admit, needs_of, on_funct
 from tensorir_ladder.schedules.pipeline.box_rings import lower_boxes
 from tensorir_ladder.schedules.pipeline.first_fill import lower_first_fills
 from tensorir_ladder.schedules.pipeline.one_barrier import SYNC, check_gates, drop_hidden_reads
+from tensorir_ladder.schedules.pipeline.own_warp import lower_own_warps
 from tensorir_ladder.schedules.pipeline.pipelining import required_pass_config
 from tensorir_ladder.schedules.pipeline.zero_fill import lower_zero_fills
 from tensorir_ladder.schedules.tensor_cores.fragments import compact_blocks, lower_fragments
@@ -67,6 +68,7 @@ def tir_pipeline() -> tuple[Pass, Pass, Pass]:
     before = _compact()
     after = [
         *map(on_functions, (lower_residency, lower_first_fills, lower_zero_fills, lower_serpentines)),
+        lower_own_warps,
         unroll_rings(),
     ]
     return Sequential([*before, lower, *after]), finalize_host, finalize_device

@@ -60,7 +60,7 @@ from tensorir_ladder.schedules.memory.staging import (
     stage_in_shared,
 )
 from tensorir_ladder.schedules.memory.swizzling import swizzle_rows
-from tensorir_ladder.schedules.memory.tensor_maps import BoxFetch, fetch_by_tma
+from tensorir_ladder.schedules.memory.tensor_maps import BoxFetch, fetch_by_tma, has_boxes
 from tensorir_ladder.schedules.passes import replace_untraced, with_body
 from tensorir_ladder.schedules.pipeline.one_barrier import (
     RETIRE,
@@ -506,8 +506,10 @@ def multiply_by_wgmma(sch: Schedule, loops: WarpgroupLoops, instruction: Wgmma) 
         after    for k_outer:  ...;  wgmma(C_local, A_shared, B_shared);  retire
                  retire all
 
-    Returns the block of the instruction.
+    Where TMA brings the operands, the instruction needs no fence. Returns the block of the instruction.
     """
+    if has_boxes(sch, loops.k_outer):
+        instruction = replace(instruction, fenced=False)
     computing = sch.blockize(loops.column if instruction.swapped else loops.row)
     sch.tensorize(computing, instruction.register())
     hide_reads(sch, computing)

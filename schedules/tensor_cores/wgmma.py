@@ -47,7 +47,8 @@ class Wgmma:
     ``dtype`` is the operands' ("float16" or "bfloat16"); sums are float32. ``b_major`` is "k" for a B stored [n, k],
     "n" for one stored [k, n]. ``a_rows`` and ``b_rows`` are the rows of one panel in shared memory, all warpgroups'
     together. Instructions are 64 × ``columns`` × 16. ``swapped``: they multiply B by A, ``rows`` are columns of the
-    product, ``columns`` its rows.
+    product, ``columns`` its rows. ``fenced``: threads have put the operands where they are, which it is told to see;
+    TMA's it sees without, and a fence waits some ten cycles in each k tile.
 
     Raises
     ------
@@ -63,6 +64,7 @@ class Wgmma:
     a_rows: int
     b_rows: int
     swapped: bool = False
+    fenced: bool = True
 
     def __post_init__(self) -> None:
         found = wgmma_misfits(self.rows, self.columns, self.steps)
@@ -88,8 +90,8 @@ class Wgmma:
     def name(self) -> str:
         """Name of its intrinsics and of its CUDA function."""
         shape = f"m{self.rows}n{self.columns}k{self.steps}"
-        order = "_swapped" if self.swapped else ""
-        return f"wgmma_{shape}_{PTX_TYPES[self.dtype]}_{self.b_major}_{self.a_rows}_{self.b_rows}{order}"
+        form = ("_swapped" if self.swapped else "") + ("" if self.fenced else "_unfenced")
+        return f"wgmma_{shape}_{PTX_TYPES[self.dtype]}_{self.b_major}_{self.a_rows}_{self.b_rows}{form}"
 
     def fragment(self, row: tirx.PrimExpr | int, column: tirx.PrimExpr | int) -> tuple:
         """Return the (lane, register) that accumulates a warpgroup's output; see :func:`schedules.isa.wgmma_place`."""
@@ -125,7 +127,8 @@ class Wgmma:
         """Return the CUDA text of the function that issues a k tile's instructions and commits them as one group.
 
         ``fence.proxy.async`` makes what other threads' cp.async has put into shared memory visible to the
-        instruction: it stands between the barrier and the instruction, on the way from every copy to it.
+        instruction: it stands between the barrier and the instruction, on the way from every copy to it. What TMA
+        brings is by the proxy that the instruction reads by, so that its mbarrier is all that it takes.
         ``wgmma.fence`` orders the accumulators' earlier uses before it. What zeroes them must stand before that, too,
         which the compiler is told by :func:`keep_in_registers`.
         """
@@ -138,7 +141,7 @@ class Wgmma:
                 for name, panels in self.operands.items()
             ),
             keep_in_registers(self.registers),
-            '  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");',
+            *(['  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");'] if self.fenced else []),
             '  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");',
         ]
         for step in range(self.steps // STEP):

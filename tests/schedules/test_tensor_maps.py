@@ -13,10 +13,10 @@ from tvm.s_tir import Schedule
 from tvm.script import tirx as T
 from tvm.target import Target
 
-from support.cases import config
+from support.boxes import ALONE, BELOW, BESIDE, HOPPER, kernel_of
 from support.functions import check_function
 from support.warpgroups import SMALL, check_on_cpu
-from tensorir_ladder.harness.build import Lowered, lower_schedule
+from tensorir_ladder.harness.build import lower_schedule
 from tensorir_ladder.harness.emulation import EmulatorBackend
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.verify import verify_launch
@@ -34,21 +34,7 @@ from tensorir_ladder.schedules.tiles import Choice, WarpgroupTile
 from tensorir_ladder.schedules.workloads import Matmul, batched_matmul, matmul_bias_relu
 from tensorir_ladder.steps import step10_wgmma
 
-HOPPER = machine_for("sm_90a")
 TARGET = Target({"kind": "cuda", "arch": "sm_90a"})
-ALONE, BELOW, BESIDE = (1, 1), (2, 1), (1, 2)
-
-
-def kernel_of(
-    monkeypatch, problem: Matmul, tile: str, stages: int, cluster=ALONE, parts=1, copied=(False, False), variant="boxes"
-) -> Lowered:
-    """Step 10's kernel with a plan of its own instead of the cost model's."""
-    monkeypatch.setattr(step10_wgmma, "box_plan_of", lambda *_: BoxPlan(copied, cluster))
-    monkeypatch.setattr(step10_wgmma, "parts_of", lambda *_: parts)
-    sch = step10_wgmma.schedule(problem, config(variant, WarpgroupTile.parse(tile), stages))
-    lowered = lower_schedule(sch, HOPPER, f"{problem.shape} {tile} {cluster} {parts} {copied}")
-    assert lowered.launch.get("clusterCtaIdx.x", 1) == cluster[0] * cluster[1]
-    return lowered
 
 
 RIGHT = [
@@ -265,6 +251,7 @@ def test_statements_behind_the_last_use_of_a_tile_make_the_ring_no_longer(stages
 
 
 def test_one_thread_asks_for_each_box_and_nobody_meets_at_a_barrier(monkeypatch) -> None:
+    monkeypatch.setattr(WarpgroupTile, "leaves_a_warp", False)
     kernel = kernel_of(monkeypatch, Matmul(136, 152, 1224, "float16"), "128x80x64/2x1", 3)
     ring = kernel.body[kernel.body.index("for (int turn") :]
     ring = ring[: ring.index("\n  }")]
@@ -279,6 +266,7 @@ def test_one_thread_asks_for_each_box_and_nobody_meets_at_a_barrier(monkeypatch)
 
 @pytest.mark.parametrize(("stages", "sooner"), [(4, True), (5, False)])
 def test_a_short_ring_is_filled_as_soon_as_a_tile_is_retired(monkeypatch, stages, sooner) -> None:
+    monkeypatch.setattr(WarpgroupTile, "leaves_a_warp", False)
     kernel = kernel_of(monkeypatch, Matmul(136, 152, 1224, "float16"), "64x80x64/1x1", stages)
     turn = kernel.body[kernel.body.index("for (int turn") :]
     done = re.findall(r"(wgmma_m64|pipeline_retire_1|expect_tx_shared)", turn)[: 3 * stages]
