@@ -33,6 +33,7 @@ from tensorir_ladder.schedules.isa import (
     SHARED_KIB,
     VECTOR_BYTES,
     WARP,
+    WARPGROUP,
     WGMMA_ROWS,
 )
 from tensorir_ladder.schedules.tiles import SHORT_RING, BlockTile, Choice, ThreadTile, TileSet, WarpgroupTile, WarpTile
@@ -159,7 +160,8 @@ class _WarpgroupTimes(NamedTuple):
     reading device memory, or of the k tiles where they take less, that the other does not hide. ``stored``: of
     stored_results_per_cycle. In cycles: ``latency`` from asking for a k tile to its arrival, while others are on their
     way; ``filling`` from a block's start to its first k tile; ``starting`` of a kernel; ``part`` of each part, read
-    behind the one before by the threads that add them up. ``boxes``: whether TMA brings them.
+    behind the one before by the threads that add them up. ``swapped``: what storing takes longer whose pairs of sums
+    are two rows'. ``boxes``: whether TMA brings them, and ``own_warp``: by a warp that does nothing else.
     """
 
     unhidden: float
@@ -169,26 +171,43 @@ class _WarpgroupTimes(NamedTuple):
     filling: float
     starting: float
     part: float
-    boxes: bool
+    swapped: float = 1.0
+    boxes: bool = False
+    own_warp: bool = False
 
     def held(self, stages: int) -> int:
         """Return the stages of a ring of so many that no tile is on its way to."""
-        return 1 if self.boxes and stages <= SHORT_RING else 2
+        return 1 if self.own_warp or (self.boxes and stages <= SHORT_RING) else 2
 
 
-BY_THREADS = _WarpgroupTimes(0.53, 0.26, 0.62, LATENCY_CYCLES, 500, 2670, 319, boxes=False)
+class _BoxTimes(NamedTuple):
+    """Hold what k tiles that TMA brings take, in cycles but for ``operands``.
+
+    ``line``: from one cache line that it reads of to the next; ``l2_line``: the same, where all multiprocessors ask for
+    lines. ``fill``: of shared memory, while a row of 128 bytes arrives; ``operands``: of the cycles in which it gives
+    wgmma its operands, the share that rows wait for. ``least``: of a k tile, its wait, its instructions one behind the
+    other, and what is between them. ``sync``: of a k tile in a cluster, each time that this has twice as many blocks.
+    """
+
+    line: float
+    l2_line: float
+    fill: float
+    operands: float
+    least: float
+    sync: float
+
+
+BY_THREADS = _WarpgroupTimes(0.53, 0.26, 0.62, LATENCY_CYCLES, 500, 2670, 319, swapped=1.39)
 # Fitted to an H200's times of 1,569 kernels on 245 shapes (float16 of group schedules): the slowest of seed 2050, drawn
 # ones of seeds 7002, 7003 and 7004, and those of seed 2051 by what was chosen there; tiles of both orders of operands,
 # in clusters of up to eight. Of shapes left out in turn what comes first has 0.969 of the speed of the fastest, 0.82 at
 # worst.
-BY_BOXES = _WarpgroupTimes(0.4715, 0.295, 1.07, 1159, 1022, 3681, 285, boxes=True)
-LINE_CYCLES = 1.01  # of TMA, from one cache line that it reads of to the next
-L2_LINE_CYCLES = 1.57  # the same, where all multiprocessors ask for lines
-FILL_CYCLES = 0.78  # of shared memory, while a row of 128 bytes arrives
-OPERAND_SHARE = 0.79  # of the cycles in which shared memory gives wgmma its operands, those that rows wait for
-LEAST_CYCLES = 200  # of a k tile: its wait, its instructions one behind the other, and the wait until they are done
-SYNC_CYCLES = 56  # of a k tile in a cluster, each time that this has twice as many blocks
-SWAPPED_STORING = 1.39  # what storing takes longer whose pairs of sums are two rows'
+BY_FIRST_WARP = _WarpgroupTimes(0.4715, 0.295, 1.07, 1159, 1022, 3681, 285, swapped=1.39, boxes=True)
+FIRST_WARP = _BoxTimes(line=1.01, l2_line=1.57, fill=0.78, operands=0.79, least=200, sync=56)
+# Fitted to 520 kernels on 77 shapes: the slowest and others of seed 2052, and drawn ones of seed 7005. Left out by
+# shapes, what comes first has 0.967 of the speed of the fastest, 0.84 at worst.
+BY_OWN_WARP = _WarpgroupTimes(0.324, 0.286, 0.56, 1000, 500, 3513, 370, swapped=1.05, boxes=True, own_warp=True)
+OWN_WARP = _BoxTimes(line=1.082, l2_line=1.812, fill=0.299, operands=0.373, least=64, sync=46)
 # Of a product by boxes: blocks below each other share B, beside each other A.
 CLUSTERS = ((1, 1), (2, 1), (1, 2), (4, 1), (1, 4), (2, 2), (4, 2), (2, 4))
 # Of multiprocessors, those that clusters of more than two can have: 120 of an H200's 132, of four as of eight.
@@ -392,6 +411,19 @@ class BoxPlan(NamedTuple):
 
     copied: tuple[bool, bool]
     cluster: tuple[int, int]
+
+
+def has_own_warp(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> bool:
+    """Return whether a warp of its own should bring a product's boxes (:func:`pipeline.bring_by_own_warp`).
+
+    Where its registers are there and it takes a multiprocessor no second block, which hides as much.
+    """
+    if not _warpgroups(choice).leaves_a_warp:
+        return False
+    k_tiles = max(math.ceil(math.ceil(problem.k / choice.tile.block_k) / parts), 2)
+    built = Choice(choice.tile, min(choice.stages, k_tiles))
+    first, own = (resident_blocks(built, machine, problem.itemsize, more_groups) for more_groups in (0, 1))
+    return own >= min(first, 2)
 
 
 def box_plan(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> BoxPlan:
@@ -606,7 +638,8 @@ def _warpgroup_cycles(
     # A single k tile has a second behind it, of zeros, so that there is a loop to pipeline.
     k_tiles = np.maximum(np.ceil(math.ceil(k / tile.block_k) / parts), 2)
     busiest = np.ceil(k_tile.tiles * parts / k_tile.multiprocessors)
-    held = {count: resident_blocks(Choice(tile, count), machine, itemsize) for count in _rings(choice, k_tiles)}
+    more = int(times.own_warp)
+    held = {count: resident_blocks(Choice(tile, count), machine, itemsize, more) for count in _rings(choice, k_tiles)}
     together = np.minimum(busiest, [held[count] for count in _rings(choice, k_tiles)])
     ahead = together * np.maximum(1, np.minimum(choice.stages - times.held(choice.stages), k_tiles))  # on their way
     waiting, working = times.latency / ahead, k_tile.working
@@ -619,7 +652,7 @@ def _warpgroup_cycles(
     if m < tile.block_m or n < tile.block_n:
         storing = storing * np.where(parts == 1, WGMMA_SCATTERED, 1.0)
     elif tile.swapped:
-        storing = storing * np.where(parts == 1, SWAPPED_STORING, 1.0)
+        storing = storing * np.where(parts == 1, times.swapped, 1.0)
     per_cycle = rates.copying_gb_s / CLOCK_GHZ
     reading, writing = (m + n) * k * itemsize / per_cycle, m * n * itemsize / per_cycle
     looped = np.maximum(loop, reading) + times.reading * np.minimum(loop, reading)
@@ -637,6 +670,24 @@ def _by_boxes(
     choice: Choice, problem: Matmul, machine: Machine, parts: Sequence[int], plans: Sequence[BoxPlan]
 ) -> np.ndarray:
     """Return the cycles of each plan (rows) with each number of parts (columns)."""
+    own = np.array([has_own_warp(choice, problem, machine, count) for count in parts])
+    if own.all() or not own.any():
+        return _by_boxes_of(choice, problem, machine, parts, plans, own_warp=bool(own.any()))
+    first, by_own = (_by_boxes_of(choice, problem, machine, parts, plans, own_warp=either) for either in (False, True))
+    return np.where(own, by_own, first)
+
+
+def _by_boxes_of(
+    choice: Choice,
+    problem: Matmul,
+    machine: Machine,
+    parts: Sequence[int],
+    plans: Sequence[BoxPlan],
+    *,
+    own_warp: bool,
+) -> np.ndarray:
+    """Return the same, by the first warp or by one of its own."""
+    times, box = (BY_OWN_WARP, OWN_WARP) if own_warp else (BY_FIRST_WARP, FIRST_WARP)
     tile, (m, n, k) = _warpgroups(choice), (problem.m, problem.n, problem.k)
     counts = np.array(parts)
     copied, (down, across) = np.array([plan.copied for plan in plans]), np.array([plan.cluster for plan in plans]).T
@@ -653,14 +704,14 @@ def _by_boxes(
         rows_of_b = min(-(-n // PANEL), -(-tile.group_n // PANEL) * tile.warpgroups[1]) * tile.block_k
     asked = _column(lines[:, 0] / across + lines[:, 1] / down)
     busy = np.minimum(tiles[:, None] * counts, room[:, None]) / machine.multiprocessors
-    loading = asked * np.maximum(LINE_CYCLES, L2_LINE_CYCLES * busy)
+    loading = asked * np.maximum(box.line, box.l2_line * busy)
     wide, high = (tile.group_m, tile.group_n) if tile.swapped else (tile.group_n, tile.group_m)
     groups = tile.warpgroups[0] * tile.warpgroups[1]
     read = groups * high // WGMMA_ROWS * (WGMMA_ROWS + wide) * tile.block_k * problem.itemsize / SHARED_BYTES_PER_CYCLE
-    moving = OPERAND_SHARE * read + FILL_CYCLES * (min(m, tile.block_m) + rows_of_b)
-    working = max(_multiplying(tile, machine.rates), moving, LEAST_CYCLES)
-    k_tile = _KTile(tiles[:, None], room[:, None], loading, working, SYNC_CYCLES * np.log2(cluster)[:, None])
-    return _column(front) + _warpgroup_cycles(choice, problem, machine, counts, k_tile, BY_BOXES)
+    moving = box.operands * read + box.fill * (min(m, tile.block_m) + rows_of_b)
+    working = max(_multiplying(tile, machine.rates), moving, box.least)
+    k_tile = _KTile(tiles[:, None], room[:, None], loading, working, box.sync * np.log2(cluster)[:, None])
+    return _column(front) + _warpgroup_cycles(choice, problem, machine, counts, k_tile, times)
 
 
 def _lines(problem: Matmul, tile: WarpgroupTile, whole: tuple[bool, bool]) -> tuple[float, float]:
@@ -703,8 +754,8 @@ def _adding_cycles(m: int, n: int, parts: Any, machine: Machine, cached: bool) -
     return rates.launch_cycles + LATENCY_CYCLES + sums / fast
 
 
-def resident_blocks(choice: Choice, machine: Machine, itemsize: int) -> int:
-    """Return how many blocks of a choice a multiprocessor holds at once, one at least.
+def resident_blocks(choice: Choice, machine: Machine, itemsize: int, more_groups: int = 0) -> int:
+    """Return how many blocks of a choice a multiprocessor holds at once, one at least; with so many warpgroups more.
 
     Each of its four parts has a fourth of its registers and of its warps, and none has a part of a warp: of 104
     registers 16 warps fit, two blocks of six and not three, which CUDA's assembler would make room for by spilling.
@@ -712,7 +763,7 @@ def resident_blocks(choice: Choice, machine: Machine, itemsize: int) -> int:
     tile, limits = choice.tile, machine.target.attrs
     by_shared = int(limits["max_shared_memory_per_block"]) // tile.smem_bytes(itemsize, choice.stages)
     warps_of_part = int(limits["registers_per_block"]) // (PARTITIONS * WARP * tile.registers)
-    by_registers = PARTITIONS * warps_of_part // -(-tile.threads_per_block // WARP)
+    by_registers = PARTITIONS * warps_of_part // -(-(tile.threads_per_block + more_groups * WARPGROUP) // WARP)
     return max(1, min(by_shared, by_registers))
 
 

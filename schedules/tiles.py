@@ -41,6 +41,7 @@ FRAGMENT_REGISTERS = 22  # the same of mma: a warp tile of 64x96 takes 252 to 25
 SHORT_RING = 4  # stages of a ring of boxes (schedules/pipeline/box_rings.py) whose tiles are asked for sooner
 WGMMA_REGISTERS = 40  # the same of wgmma: descriptors, copies' addresses or barriers, loop counters
 MULTIPROCESSOR_REGISTERS = 65536
+SWAPPED_REGISTERS = 8  # beside these, where pairs of sums are two rows'
 # So many outputs of a thread leave registers for 8 warps to a multiprocessor, two to a scheduler: too few to hide the
 # latency of shared memory behind each other, as 16 warps of 64 outputs do.
 OUTPUTS_TO_READ_AHEAD = 128
@@ -476,7 +477,8 @@ class WarpgroupTile(BlockTile):
         warps share out alike.
         """
         groups = self.warpgroups[0] * self.warpgroups[1] + 1
-        return self.registers <= MULTIPROCESSOR_REGISTERS // (groups * isa.WARPGROUP)
+        share = MULTIPROCESSOR_REGISTERS // (groups * isa.WARPGROUP)
+        return self.registers + (SWAPPED_REGISTERS if self.swapped else 0) <= share
 
     def misfits(self) -> list[str]:
         """Return warpgroups that do not divide the block, and shapes the instruction does not have."""

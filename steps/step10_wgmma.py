@@ -40,6 +40,7 @@ from tensorir_ladder.schedules.cost import (
     box_cycles,
     box_parts,
     box_plan,
+    has_own_warp,
     parts_for,
     sectors_first,
     wgmma_cycles,
@@ -114,7 +115,7 @@ def schedule(problem: Matmul, config: Config, *, tensorize: bool = True) -> Sche
     in_flight = 0 if config.variant == "awaited" else 1  # multiplications that nobody has waited for
     enough = config.stages if config.k_tiles(problem) > config.stages else max(config.stages, in_flight + 2)
     plan = pipeline_warpgroups(sch, loops.k_outer, enough, in_flight)
-    if config.variant == "boxes" and tile.leaves_a_warp:
+    if config.variant == "boxes" and has_own_warp(Choice(tile, config.stages), problem, config.machine, parts):
         bring_by_own_warp(sch, loops.k_outer)
     if config.variant == "fitted":
         rounds = longest_rounds(sch, copies)
