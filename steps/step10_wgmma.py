@@ -18,7 +18,8 @@ Variants:
 - fitted: for shapes off the squares: as many parts as the cost model finds, copies that fill with zeros beyond ragged
   edges by themselves, without a branch, all of them requested before the first wait; tiles of any width by the eight.
 - boxes: as fitted, but operands are brought by the tensor memory accelerator, box by box, by one thread's instructions
-  (step 11's idea as a schedule function): rows that begin inside of sectors cost less, a kernel's start costs more.
+  (step 11's idea as a schedule function), in a warp of its own where registers are left (step 12's): rows that begin
+  inside of sectors cost less, a kernel's start costs more.
   Blocks side by side share the operands that they have in common where that pays. Tiles have any width by the eight,
   or, with operands swapped, any height: B's columns are then the instruction's 64 rows.
 - whole: as rows, never cut. in_flight: results are stored as threads have them. awaited: each multiplication is
