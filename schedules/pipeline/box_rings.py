@@ -16,7 +16,8 @@ arrived, and an *empty* one, whose phase ends when all warps that read the tile 
 
 TVM's software pipeline moves these statements apart as it does the copies that they stand for, and its ring of stages
 is that of the tiles: no wait for groups of copies is left. A pipeline without a computation that runs on by itself, and
-is retired, has a block barrier in the place of empty mbarriers: all threads meet before a stage is filled again.
+is retired, has a block barrier in the place of empty mbarriers: all threads meet before a stage is filled again. The
+one thread is of the first warp, which multiplies, too, or of a warp of its own (:mod:`schedules.pipeline.own_warp`).
 
 Why that is right in a cluster: a block's boxes arrive in others' memory. It fills a stage when warps of all the blocks
 that share something with it have arrived at its own empty mbarrier. Each block waits for all bytes that others send it,
