@@ -22,6 +22,7 @@ from tensorir_ladder.schedules.isa import (
     wgmma_misfits,
 )
 from tensorir_ladder.schedules.tiles import (
+    BLOCK_REGISTERS,
     REGISTERS_PER_THREAD,
     WGMMA_REGISTERS,
     BlockTile,
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
 BARRIER_BYTES = 8
 RESULT_BOXES = 2  # of 64 × 64 results, that a warpgroup of a kernel with roles has
-BLOCK_REGISTERS = 65536
 REGISTER_STEP = 8  # a thread's registers come in steps of so many
 PRODUCER_REGISTERS = 40
 MOST_CONSUMER_REGISTERS = 240

@@ -40,7 +40,7 @@ ADDRESSING_REGISTERS = 24  # what indices and loop counters take beside a thread
 FRAGMENT_REGISTERS = 22  # the same of mma: a warp tile of 64x96 takes 252 to 255 registers in all, and does not spill
 SHORT_RING = 4  # stages of a ring of boxes (schedules/pipeline/box_rings.py) whose tiles are asked for sooner
 WGMMA_REGISTERS = 40  # the same of wgmma: descriptors, copies' addresses or barriers, loop counters
-MULTIPROCESSOR_REGISTERS = 65536
+BLOCK_REGISTERS = 65536  # of a multiprocessor: a block can have them all
 SWAPPED_REGISTERS = 8  # beside these, where pairs of sums are two rows'
 # So many outputs of a thread leave registers for 8 warps to a multiprocessor, two to a scheduler: too few to hide the
 # latency of shared memory behind each other, as 16 warps of 64 outputs do.
@@ -477,7 +477,7 @@ class WarpgroupTile(BlockTile):
         warps share out alike.
         """
         groups = self.warpgroups[0] * self.warpgroups[1] + 1
-        share = MULTIPROCESSOR_REGISTERS // (groups * isa.WARPGROUP)
+        share = BLOCK_REGISTERS // (groups * isa.WARPGROUP)
         return self.registers + (SWAPPED_REGISTERS if self.swapped else 0) <= share
 
     def misfits(self) -> list[str]:

@@ -56,7 +56,7 @@ from tensorir_ladder.schedules.memory.swizzling import SWIZZLE
 from tensorir_ladder.schedules.memory.tensor_maps import BOXES, GRID, SHARED_BY, chosen_value, encode_tensor_map
 from tensorir_ladder.schedules.passes import with_body
 from tensorir_ladder.schedules.pipeline.one_barrier import GATE, RETIRE, SYNC, whole_buffer
-from tensorir_ladder.schedules.pipeline.own_warp import BRINGS, OWN_WARP
+from tensorir_ladder.schedules.pipeline.own_warp import BRINGS, OWN_WARP, elected
 from tensorir_ladder.schedules.tiles import SHORT_RING
 
 CLUSTER = "clusterCtaIdx.x"
@@ -80,20 +80,7 @@ __forceinline__ __device__ void mbarrier_wait(void* barrier, int parity) {
   while (!mbarrier_is_through(barrier, parity)) {}
 }
 """
-# The compiler knows that one lane is left behind elect.sync; from "thread == 0" it makes a loop over lanes around every
-# instruction that takes a tensor map.
-_ELECTED = """
-__forceinline__ __device__ bool is_elected() {
-  if (threadIdx.x >= 32 || threadIdx.y != 0 || threadIdx.z != 0) return false;
-  unsigned int elected;
-  asm volatile(
-      "{\\n.reg .pred p;\\n"
-      "elect.sync _|p, 0xffffffff;\\n"
-      "selp.u32 %0, 1, 0, p;\\n}"
-      : "=r"(elected));
-  return elected;
-}
-"""
+_BEYOND_FIRST = "  if (threadIdx.x >= 32 || threadIdx.y != 0 || threadIdx.z != 0) return false;\n"
 _HOLDS = "\n__forceinline__ __device__ void holds_boxes(void* tile) {}\n"
 # A lane for each of a cluster's blocks, at the barrier that has the same place in that block's memory.
 _ARRIVE = """
@@ -498,8 +485,8 @@ class _Ring:
         asked = [tirx.Evaluate(expected), *map(self._loaded, boxes)]
         free = _wait(self._empty(self.stage), (self.turn + 1) % 2) if self.retires else _met()
         refilled = tirx.IfThenElse(self.stages <= self.tile, free, None)
-        elected = _elected(BRINGS if self.own_warp else "is_elected")
-        parts = [tirx.IfThenElse(elected, tirx.SeqStmt([*([refilled] if self.retires else []), *asked]), None)]
+        is_elected = _elected(BRINGS if self.own_warp else "is_elected")
+        parts = [tirx.IfThenElse(is_elected, tirx.SeqStmt([*([refilled] if self.retires else []), *asked]), None)]
         made = s_tir.SBlockRealize([], True, s_tir.SBlock([], [], filled, "boxes", stmt))
         return _instead(made, *([] if self.retires else [refilled]), *parts)
 
@@ -593,7 +580,7 @@ def _address(place: ir.TensorLoad) -> ir.Expr:
 
 
 def _elected(name: str = "is_elected") -> ir.Expr:
-    return cuda_func_call(name, source_code=_ELECTED.replace("is_elected", name), return_type="bool")
+    return cuda_func_call(name, source_code=elected(name, unless=_BEYOND_FIRST), return_type="bool")
 
 
 def _instead(realize: s_tir.SBlockRealize, *parts: tirx.Stmt) -> tirx.Stmt:

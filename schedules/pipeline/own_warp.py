@@ -46,17 +46,27 @@ __forceinline__ __device__ bool is_warp(unsigned int warp) {
   return __shfl_sync(0xffffffffu, threadIdx.x / 32, 0) == warp;
 }
 """
-_ONE = """
-__forceinline__ __device__ bool is_one_of_warp() {
-  unsigned int elected;
+
+
+def elected(name: str, unless: str = "") -> str:
+    """Return the CUDA text of a function that is true in one of a warp's threads; ``unless``: where it returns before.
+
+    The compiler knows that one lane is left behind elect.sync; from "thread == 0" it makes a loop over lanes around
+    every instruction that takes a tensor map.
+    """
+    return f"""
+__forceinline__ __device__ bool {name}() {{
+{unless}  unsigned int elected;
   asm volatile(
-      "{\\n.reg .pred p;\\n"
+      "{{\\n.reg .pred p;\\n"
       "elect.sync _|p, 0xffffffff;\\n"
-      "selp.u32 %0, 1, 0, p;\\n}"
+      "selp.u32 %0, 1, 0, p;\\n}}"
       : "=r"(elected));
   return elected;
-}
+}}
 """
+
+
 _WARP_MEETS = "\n__forceinline__ __device__ void warp_meets() { __syncwarp(); }\n"
 
 
@@ -162,26 +172,44 @@ class _Kernel:
 
     def taken_apart(self) -> tirx.PrimFunc:
         """Write the kernel with its warp."""
-        return self.function.with_body(self._scope(self.function.body))
+        return self.function.with_body(self._scope(self.function.body, len(self.axes)))
 
-    def _scope(self, stmt: tirx.Stmt) -> tirx.Stmt:
-        """Go down to what all threads execute one after the other; there are as many of these as the launch has."""
+    def _scope(self, stmt: tirx.Stmt, unbound: int) -> tirx.Stmt:
+        """Go down to what threads execute, with as many of them as there are then; so many axes are not bound yet."""
         if isinstance(stmt, tirx.AttrStmt):
             value, tag = stmt.value, _threads(stmt)
             if tag:
                 value = tirx.const(self.threads if tag == THREADS[0] else 1, "int32")
-            return tirx.AttrStmt(stmt.node, stmt.attr_key, value, self._scope(stmt.body))
+            return tirx.AttrStmt(stmt.node, stmt.attr_key, value, self._scope(stmt.body, unbound - bool(tag)))
         parts = list(stmt.seq) if isinstance(stmt, tirx.SeqStmt) else [stmt]
         first = next(place for place, part in enumerate(parts) if _brings(part))
-        if isinstance(parts[first], (tirx.AttrStmt, tirx.SeqStmt)):
-            return tirx.SeqStmt([*parts[:first], self._scope(parts[first]), *parts[first + 1 :]])
+        if unbound:
+            return tirx.SeqStmt([*parts[:first], self._scope(parts[first], unbound), *parts[first + 1 :]])
+        for part in parts[:first]:
+            self._check_repeatable(part)
         common = [self._renumbered(part) for part in parts[:first]]
         return tirx.SeqStmt([*common, self._apart(parts[first:])])
+
+    def _check_repeatable(self, stmt: tirx.Stmt) -> None:
+        """Raise IllegalPipeline for what a warp more must not execute, too: stores to memory that threads share."""
+        stored: list[tirx.Var] = []
+        note = (
+            tirx.BufferStore,
+            lambda store: stored.append(store.buffer) if store.buffer.scope() != "local" else None,
+        )
+        tvm_ffi.structural_walk(stmt, note)
+        if stored:
+            raise IllegalPipeline(
+                "a block stores before a ring whose boxes a warp of its own brings, which would do that, too",
+                value=f"{stored[0].name}, in {stored[0].scope()} memory",
+                limit="registers",
+                remedy="store behind the ring, or leave bring_by_own_warp out",
+            )
 
     def _apart(self, parts: list[tirx.Stmt]) -> tirx.Stmt:
         """Let the warp do what brings boxes, the others all else; what a cluster's blocks do together, both."""
         together = [part for part in parts if _is_of_cluster(part)]
-        one = cuda_func_call("is_one_of_warp", source_code=_ONE, return_type="bool")
+        one = cuda_func_call("is_one_of_warp", source_code=elected("is_one_of_warp"), return_type="bool")
         own = [tirx.IfThenElse(one, _bringing(tirx.SeqStmt(parts), {}), None)]
         if together:
             own += [tirx.Evaluate(cuda_func_call("warp_meets", source_code=_WARP_MEETS)), *together]

@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import tvm
 from tvm.s_tir import Schedule
+from tvm.script import tirx as T
 from tvm.target import Target
 
 from support.boxes import ALONE, BELOW, BESIDE, HOPPER, kernel_of
@@ -18,6 +20,7 @@ from tensorir_ladder.harness.emulation import EmulatorBackend
 from tensorir_ladder.harness.verify import verify_launch
 from tensorir_ladder.schedules.errors import IllegalPipeline
 from tensorir_ladder.schedules.pipeline import bring_by_own_warp, lower_ahead
+from tensorir_ladder.schedules.pipeline.own_warp import lower_own_warps
 from tensorir_ladder.schedules.tensor_cores import (
     WarpgroupContraction,
     multiply_by_wgmma,
@@ -165,3 +168,18 @@ def test_it_needs_no_step() -> None:
     assert "is_warp" in kernel.body
     verify_launch(backend.load(kernel), problem, backend, kernel.label, seeds=(1, 2))
     check_function(problem.prim_func(), lower_ahead(sch.mod["main"], TARGET), TARGET)  # by the first warp
+
+
+def test_what_a_warp_more_would_store_before_the_ring_is_refused() -> None:
+    """The warp executes what stands there, too, by thread numbers that no buffer has room for."""
+
+    @T.prim_func(s_tir=True)
+    def main(a: T.handle) -> None:
+        A = T.match_buffer(a, (128,), "float32")
+        thread = T.launch_thread("threadIdx.x", 128)
+        A[thread] = T.float32(0)
+        if T.cuda.func_call("is_elected_to_bring", source_code="", return_type="bool"):
+            T.evaluate(0)
+
+    with pytest.raises(RuntimeError, match=r"stores before a ring .*A, in global memory, limit registers"):
+        lower_own_warps(tvm.IRModule({"main": main}))
