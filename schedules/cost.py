@@ -127,29 +127,30 @@ ROUND_CYCLES = 3000  # from a block's last k tile to the first of the block behi
 DEVICE_LATENCY_CYCLES = 1700  # the same, of data in device memory, while that is busy
 MMA_SHARE = 0.55  # of wgmma's multiply-adds that mma.sync does, its operands read by ldmatrix
 SIMT_MULTIPLY_ADDS = 128  # of ordinary cores, per cycle of a multiprocessor
-# Of products by warps on ordinary cores, fitted to an H200's times of 1,036 kernels on 46 shapes (16 of the slowest of
-# an earlier seed, 24 drawn, float32 of group schedules, seed 5201, six squares) and of 200 shapes by one kernel each
-# (seed 2041). Of shapes left out in turn, what it puts first has 0.98 of the speed of the fastest, 0.89 at worst.
-SIMT_TURNS = 0.91  # cycles of a multiply-add by warps, over what small tiles and few warps make of it
-SIMT_TO_HIDE, SIMT_EDGE, SIMT_BARRIERS = 0.89, 0.11, 2.65  # of simt_warps_to_hide, simt_edge and barrier_cycles
-SIMT_UNHIDDEN = 0.4  # of multiplying and of device memory's time, the shorter one
-SIMT_FRONT = 0.39  # of copying_us, with the product's kernel behind it
-SIMT_STARTING = 1720  # cycles until a round of blocks multiplies, but for its instructions
-FEW_SUMS, FEW_SUMS_TURNS = 64, 1.79  # threads with fewer sums read more operands for each: so many cycles for one
-UNEVEN_TURNS = 1.05  # of blocks whose threads are no power of two, so that they copy unevenly
+# Of products by warps on ordinary cores, fitted to an H200's times of 3,069 kernels on 259 shapes (30 of the slowest of
+# seed 2049, others drawn, float32 of group schedules, seeds 7011, 7013 and 7015). Of shapes left out in turn, what it
+# puts first has 0.986 of the speed of the fastest, 0.86 at worst.
+SIMT_TURNS = 1.1  # cycles of a multiply-add by warps, over what small tiles and few warps make of it
+SIMT_TO_HIDE, SIMT_BARRIERS = 0.23, 3.13  # of simt_warps_to_hide and barrier_cycles
+SIMT_UNHIDDEN = 0.31  # of multiplying and of device memory's time, the shorter one
+SIMT_ADDING = 1.38  # of adding parts up out of the L2 cache
+SIMT_STARTING = 3590  # cycles until a round of blocks multiplies, but for its instructions
+SIMT_AGAIN = 0.35  # of that, of each round behind the first: others multiply meanwhile
+TALL_TURNS = 1.11  # of warps with more rows than columns
+FEW_SUMS, FEW_SUMS_TURNS = 64, 1.47  # threads with fewer sums read more operands for each: so many cycles for one
+DEEP_CODE, DEEP_TURNS = 2048, 1.04  # of k tiles of so many multiply-adds, written out
 AHEAD_TURNS = 0.95  # of threads that read operands a step ahead: as squares have it, the fit says 1.09
-CODE_CYCLES = 1.03  # of a multiply-add that is written out, until a round of blocks has its instructions
-KEPT_CODE, FETCHED_CYCLES = 3300, 6.0  # multiply-adds written out that stay cached, and cycles of each beyond
+CODE_CYCLES = 0.98  # of a multiply-add that is written out, until a round of blocks has its instructions
+KEPT_CODE, FETCHED_CYCLES = 3750, 5.9  # multiply-adds written out that stay cached, and cycles of each beyond
 SHARED_BYTES_PER_CYCLE = 128
-STRAIGHT_EDGE = 5.9  # instructions of an element that is copied by itself, where a multiply-add is one
+STRAIGHT_EDGE = 5.2  # instructions of an element that is copied by itself, where a multiply-add is one
 CACHED_BYTES = 32 * 2**20  # of parts, which then find room in the L2 cache until they are added up
-# Of products by warpgroups, fitted to an H200's times of 1,434 kernels on 116 shapes (34 of the slowest of an earlier
-# seed, the others drawn, float16 of group schedules, seed 5201), operands copied first or not, and of 200 shapes by one
-# kernel each (seed 2041). Of shapes left out in turn, what it puts first has 0.976 of the speed of the fastest, 0.82 at
-# worst (among the tiles of then, with three widths that it takes for faster than they are).
-WGMMA_SPLIT_SECTORS = 1.80  # what rows take longer that are no whole sectors: see :func:`wgmma_cycles`
+# Of products by warpgroups whose threads bring operands, fitted to an H200's times of 1,434 kernels on 116 shapes (34
+# of the slowest of an earlier seed, the others drawn, float16 of group schedules, seed 5201), operands copied first or
+# not, and of 200 shapes by one kernel each (seed 2041); but for what storing takes longer.
+WGMMA_SPLIT_SECTORS = 1.8  # what rows take longer that are no whole sectors: see :func:`wgmma_cycles`
 WGMMA_LOADS = 1.15  # of load_bytes_per_cycle
-WGMMA_SCATTERED = 2.46  # what storing takes longer where each thread stores its sums: of products smaller than a tile
+WGMMA_SCATTERED = 3.48  # what storing takes longer where each thread stores its sums: of products smaller than a tile
 WGMMA_COPIED, WGMMA_FRONT = 0.84, 0.52  # of a copy's bytes and of copying_us, with the product's kernel behind it
 
 
@@ -160,8 +161,9 @@ class _WarpgroupTimes(NamedTuple):
     reading device memory, or of the k tiles where they take less, that the other does not hide. ``stored``: of
     stored_results_per_cycle. In cycles: ``latency`` from asking for a k tile to its arrival, while others are on their
     way; ``filling`` from a block's start to its first k tile; ``starting`` of a kernel; ``part`` of each part, read
-    behind the one before by the threads that add them up. ``swapped``: what storing takes longer whose pairs of sums
-    are two rows'. ``boxes``: whether TMA brings them, and ``own_warp``: by a warp that does nothing else.
+    behind the one before by the threads that add them up. What storing takes longer: ``swapped``, whose pairs of sums
+    are two rows'; ``astride``, whose rows begin inside of sectors; ``ragged``, whose tile has columns beyond whole
+    panels. ``boxes``: whether TMA brings them, and ``own_warp``: by a warp that does nothing else.
     """
 
     unhidden: float
@@ -171,7 +173,9 @@ class _WarpgroupTimes(NamedTuple):
     filling: float
     starting: float
     part: float
-    swapped: float = 1.0
+    swapped: float
+    astride: float
+    ragged: float
     boxes: bool = False
     own_warp: bool = False
 
@@ -197,22 +201,27 @@ class _BoxTimes(NamedTuple):
     sync: float
 
 
-BY_THREADS = _WarpgroupTimes(0.53, 0.26, 0.62, LATENCY_CYCLES, 500, 2670, 319, swapped=1.39)
-# Fitted to an H200's times of 1,569 kernels on 245 shapes (float16 of group schedules): the slowest of seed 2050, drawn
-# ones of seeds 7002, 7003 and 7004, and those of seed 2051 by what was chosen there; tiles of both orders of operands,
-# in clusters of up to eight. Of shapes left out in turn what comes first has 0.969 of the speed of the fastest, 0.82 at
-# worst.
-BY_FIRST_WARP = _WarpgroupTimes(0.4715, 0.295, 1.07, 1159, 1022, 3681, 285, swapped=1.39, boxes=True)
-FIRST_WARP = _BoxTimes(line=1.01, l2_line=1.57, fill=0.78, operands=0.79, least=200, sync=56)
-# Fitted to 506 kernels on 77 shapes: the slowest and others of seed 2052, and drawn ones of seed 7005; but for latency
-# and filling, which these do not tell apart from the rest (a latency of 300 puts wide tiles in short rings first). Of
-# shapes left out in turn what comes first has 0.972 of the speed of the fastest, 0.84 at worst.
-BY_OWN_WARP = _WarpgroupTimes(0.324, 0.286, 0.56, 1000, 500, 3513, 370, swapped=1.05, boxes=True, own_warp=True)
-OWN_WARP = _BoxTimes(line=1.082, l2_line=1.812, fill=0.299, operands=0.373, least=64, sync=46)
+# Fitted to an H200's times of 4,374 kernels on 259 shapes (float16 of group schedules): the slowest of seeds 2053 and
+# 2054, drawn ones of seeds 7010, 7012 and 7014, many of them of few k tiles or of few rows; tiles of both orders of
+# operands, in clusters of up to eight. Of shapes left out in turn what comes first has 0.973 of the speed of the
+# fastest, 0.80 at worst. Unhidden and latency of BY_THREADS are those of an earlier fit, to larger products.
+BY_THREADS = _WarpgroupTimes(
+    0.53, 0.354, 0.897, LATENCY_CYCLES, 328, 2903, 311, swapped=1.39, astride=1.31, ragged=1.28
+)
+BY_FIRST_WARP = _WarpgroupTimes(
+    0.204, 0.335, 0.631, 1902, 707, 3171, 337, swapped=1.24, astride=1.22, ragged=1.09, boxes=True
+)
+FIRST_WARP = _BoxTimes(line=1.115, l2_line=1.667, fill=0.044, operands=1.443, least=276, sync=59)
+BY_OWN_WARP = _WarpgroupTimes(
+    0.342, 0.294, 0.614, 1128, 43, 3606, 475, swapped=1.2, astride=1.26, ragged=1.09, boxes=True, own_warp=True
+)
+OWN_WARP = _BoxTimes(line=1.133, l2_line=1.772, fill=1.229, operands=0.362, least=64, sync=32)
 # Of a product by boxes: blocks below each other share B, beside each other A.
 CLUSTERS = ((1, 1), (2, 1), (1, 2), (4, 1), (1, 4), (2, 2), (4, 2), (2, 4))
 # Of multiprocessors, those that clusters of more than two can have: 120 of an H200's 132, of four as of eight.
 CLUSTERED = 0.91
+GATHERING = 489  # cycles until a cluster's blocks find room together, in rounds behind the first, beside other blocks
+STORING = 0.55  # of storing, what other resident blocks do not hide
 PARTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 SPLIT_PAYS = 0.95  # of the time of a whole reduction: what parts are modelled to save has to be more than the rest
 PART_BYTES = 4  # of a sum that waits to be added up: float32
@@ -351,7 +360,7 @@ def contraction_cycles(
     waiting = ((rounds - 1) * ROUND_CYCLES + fills * LATENCY_CYCLES) / together
     busy = loop + storing - hidden + waiting
     device = reading + max(batch * m * n * result_bytes / per_cycle, storing - hidden)
-    adding = _adding_cycles(m, n, parts, machine, cached=True) if parts > 1 else 0.0
+    adding = _adding_cycles(m, n, parts, machine) if parts > 1 else 0.0
     return max(busy, device) + UNHIDDEN * min(busy, device) + LATENCY_CYCLES + adding
 
 
@@ -363,8 +372,9 @@ def wgmma_cycles(choice: Choice, problem: Matmul, machine: Machine, parts: int =
         k tile   = the longer of multiplying and loading it, and more than half of the other
         loop     = tiles of the busiest multiprocessor · k tiles of a part · k tile
         in all   = the longer of loop and reading both operands once from device memory, and a part of the other
-                   + storing and writing the results, of which half is hidden behind other resident blocks;
-                     storing takes longer where a product smaller than the tile is not stored row by row
+                   + storing and writing the results, of which about half is hidden behind other resident blocks;
+                     storing takes longer where a product smaller than the tile is not stored row by row, where rows
+                     begin inside of sectors, and of tiles whose columns are no whole panels
                    + filling the ring for each round + starting
                    + (parts > 1) adding them up by another kernel, part after part
                    + operands that are copied first (:func:`sectors_first`), without what their rows are rounded up by
@@ -509,33 +519,39 @@ def _by_warps(choice: Choice, problem: Matmul, machine: Machine, parts: int, cop
     front = 0.0
     if copied:
         copied_bytes = (m * unaligned[0] + n * unaligned[1]) * k * itemsize
-        front = _copying_cycles(copied_bytes, machine, front=SIMT_FRONT)
+        front = _copying_cycles(copied_bytes, machine)
     elif straight:
         one_by_one = [math.gcd(row * itemsize, VECTOR_BYTES) for row in (k, problem.b_shape[1])]
         copies = [itemsize / width if apart else 0.0 for width, apart in zip(one_by_one, unaligned)]  # an element
         multiplying *= 1 + STRAIGHT_EDGE * (copies[0] / tile.block_n + copies[1] / tile.block_m)
     rounds = -(-busiest // resident)
     multiplying += rounds * (k_of_part // tile.block_k) * SIMT_BARRIERS * rates.barrier_cycles
-    written_out = tile.thread_m * tile.thread_n * tile.block_k / tile.slices * choice.stages
+    written_out = _written_out(tile) * choice.stages
     starting = SIMT_STARTING + CODE_CYCLES * written_out + FETCHED_CYCLES * max(0.0, written_out - KEPT_CODE)
     per_cycle = rates.copying_gb_s / CLOCK_GHZ
     memory = ((m + n) * k + m * n) * itemsize / per_cycle
     storing = busiest * min(m, tile.block_m) * min(n, tile.block_n) / rates.stored_results_per_cycle
-    adding = _adding_cycles(m, n, parts, machine, cached=False) if parts > 1 else 0.0
-    if tile.slices > 1:  # their sums, written to shared memory and read again
-        adding += busiest * 2 * tile.slices * tile.block_m * tile.block_n * 4 / SHARED_BYTES_PER_CYCLE
+    adding = _adding_cycles(m, n, parts, machine, SIMT_ADDING) if parts > 1 else 0.0
+    if tile.slices > 1:  # their sums, written to shared memory
+        adding += busiest * tile.slices * tile.block_m * tile.block_n * 4 / SHARED_BYTES_PER_CYCLE
     longer, shorter = max(multiplying, memory), min(multiplying, memory)
-    return front + longer + SIMT_UNHIDDEN * shorter + rounds * starting + storing + adding
+    starting *= 1 + SIMT_AGAIN * (rounds - 1)
+    return front + longer + SIMT_UNHIDDEN * shorter + starting + storing + adding
 
 
 def _turns(tile: WarpTile, blocks: int, rates: CostRates) -> float:
     """Return a multiply-add's cycles by warps, with so many blocks on a multiprocessor; at best 1 of all cores."""
     waited = SIMT_TO_HIDE * rates.simt_warps_to_hide * WARP / (blocks * tile.threads_per_block)
-    edges = 1 + SIMT_EDGE * rates.simt_edge * (1 / tile.block_m + 1 / tile.block_n)
     reading = FEW_SUMS_TURNS if tile.thread_m * tile.thread_n < FEW_SUMS else 1.0
     reading *= AHEAD_TURNS if tile.steps_ahead else 1.0
-    reading *= UNEVEN_TURNS if tile.threads_per_block & (tile.threads_per_block - 1) else 1.0
-    return SIMT_TURNS * reading * edges * (1 + waited ** (1 + tile.steps_ahead))
+    reading *= DEEP_TURNS if _written_out(tile) >= DEEP_CODE else 1.0
+    reading *= TALL_TURNS if tile.warp[0] > tile.warp[1] else 1.0
+    return SIMT_TURNS * reading * (1 + waited ** (1 + tile.steps_ahead))
+
+
+def _written_out(tile: WarpTile) -> float:
+    """Return how many multiply-adds of a thread are written out, of a k tile."""
+    return tile.thread_m * tile.thread_n * tile.block_k / tile.slices
 
 
 def _unaligned(problem: Matmul, row_bytes: int) -> tuple[bool, bool]:
@@ -621,6 +637,7 @@ class _KTile(NamedTuple):
     """Hold what k tiles take, an array's rows by how they are brought: how many block tiles there are of them.
 
     ``multiprocessors``: those that can have some. In cycles: ``loading`` one, ``working`` on it, ``meeting`` others.
+    ``clustered``: whether blocks are in clusters.
     """
 
     tiles: Any
@@ -628,6 +645,7 @@ class _KTile(NamedTuple):
     loading: Any
     working: float
     meeting: Any = 0.0
+    clustered: Any = False
 
 
 def _warpgroup_cycles(
@@ -642,14 +660,14 @@ def _warpgroup_cycles(
     more = int(times.own_warp)
     held = {count: resident_blocks(Choice(tile, count), machine, itemsize, more) for count in _rings(choice, k_tiles)}
     together = np.minimum(busiest, [held[count] for count in _rings(choice, k_tiles)])
-    ahead = together * np.maximum(1, np.minimum(choice.stages - times.held(choice.stages), k_tiles))  # on their way
-    waiting, working = times.latency / ahead, k_tile.working
-    # Whose lines are asked for one by one arrives unevenly: neither limit is reached beside the other.
-    loading = np.cbrt(k_tile.loading**3 + waiting**3) if times.boxes else np.maximum(k_tile.loading, waiting)
-    loading = loading + k_tile.meeting
-    loop = busiest * k_tiles * (np.maximum(working, loading) + times.unhidden * np.minimum(working, loading))
+    last = busiest % together  # blocks of the last round, which hide less
+    whole = (busiest - last) * _k_tile_cycles(choice, together, k_tiles, k_tile, times)
+    loop = k_tiles * (whole + last * _k_tile_cycles(choice, np.maximum(last, 1), k_tiles, k_tile, times))
     stored = busiest * min(m, tile.block_m) * min(n, tile.block_n) * np.where(parts > 1, PART_BYTES, itemsize)
     storing = stored / (times.stored * rates.stored_results_per_cycle * STORED_BYTES)
+    storing = storing * np.where(n * np.where(parts > 1, PART_BYTES, itemsize) % SECTOR_BYTES > 0, times.astride, 1.0)
+    if tile.block_n % PANEL and not tile.swapped:
+        storing = storing * times.ragged
     if m < tile.block_m or n < tile.block_n:
         storing = storing * np.where(parts == 1, WGMMA_SCATTERED, 1.0)
     elif tile.swapped:
@@ -657,9 +675,22 @@ def _warpgroup_cycles(
     per_cycle = rates.copying_gb_s / CLOCK_GHZ
     reading, writing = (m + n) * k * itemsize / per_cycle, m * n * itemsize / per_cycle
     looped = np.maximum(loop, reading) + times.reading * np.minimum(loop, reading)
-    filling = np.ceil(busiest / together) * times.filling
-    adding = np.where(parts > 1, _adding_cycles(m, n, parts, machine, cached=True) + parts * times.part, 0.0)
-    return looped + (storing + writing) * (1 + 1 / together) / 2 + filling + times.starting + adding
+    rounds = np.ceil(busiest / together)
+    filling = rounds * times.filling + np.where((together > 1) & k_tile.clustered, (rounds - 1) * GATHERING, 0.0)
+    adding = np.where(parts > 1, _adding_cycles(m, n, parts, machine) + parts * times.part, 0.0)
+    return looped + (storing + writing) * (STORING + (1 - STORING) / together) + filling + times.starting + adding
+
+
+def _k_tile_cycles(
+    choice: Choice, resident: np.ndarray, k_tiles: np.ndarray, k_tile: _KTile, times: _WarpgroupTimes
+) -> np.ndarray:
+    """Return what a k tile takes while a multiprocessor has so many blocks."""
+    ahead = resident * np.maximum(1, np.minimum(choice.stages - times.held(choice.stages), k_tiles))  # on their way
+    waiting, working = times.latency / ahead, k_tile.working
+    # Whose lines are asked for one by one arrives unevenly: neither limit is reached beside the other.
+    loading = np.cbrt(k_tile.loading**3 + waiting**3) if times.boxes else np.maximum(k_tile.loading, waiting)
+    loading = loading + k_tile.meeting
+    return np.maximum(working, loading) + times.unhidden * np.minimum(working, loading)
 
 
 def _rings(choice: Choice, k_tiles: np.ndarray) -> list[int]:
@@ -711,7 +742,8 @@ def _by_boxes_of(
     read = groups * high // WGMMA_ROWS * (WGMMA_ROWS + wide) * tile.block_k * problem.itemsize / SHARED_BYTES_PER_CYCLE
     moving = box.operands * read + box.fill * (min(m, tile.block_m) + rows_of_b)
     working = max(_multiplying(tile, machine.rates), moving, box.least)
-    k_tile = _KTile(tiles[:, None], room[:, None], loading, working, box.sync * np.log2(cluster)[:, None])
+    meeting = box.sync * np.log2(cluster)[:, None]
+    k_tile = _KTile(tiles[:, None], room[:, None], loading, working, meeting, cluster[:, None] > 1)
     return _column(front) + _warpgroup_cycles(choice, problem, machine, counts, k_tile, times)
 
 
@@ -747,12 +779,15 @@ def _copying_cycles(copied_bytes: float, machine: Machine, share: float = 1.0, f
     return (share * 2 * copied_bytes / rates.copying_gb_s + front * 1e3 * rates.copying_us) * CLOCK_GHZ
 
 
-def _adding_cycles(m: int, n: int, parts: Any, machine: Machine, cached: bool) -> Any:
-    """Return the cycles of a kernel that adds up parts, and of storing and reading them; an array's of an array."""
+def _adding_cycles(m: int, n: int, parts: Any, machine: Machine, longer: float = 1.0) -> Any:
+    """Return the cycles of a kernel that adds up parts, and of storing and reading them; an array's of an array.
+
+    Parts for which the L2 cache has room are as fast as it, but for what they take ``longer``.
+    """
     rates, sums = machine.rates, 2 * parts * m * n * PART_BYTES
     by_cache = rates.add_bytes_per_cycle * machine.multiprocessors
-    fast = np.where(cached & (sums <= 2 * CACHED_BYTES), by_cache, rates.copying_gb_s / CLOCK_GHZ)
-    return rates.launch_cycles + LATENCY_CYCLES + sums / fast
+    fast = np.where(sums <= 2 * CACHED_BYTES, by_cache, rates.copying_gb_s / CLOCK_GHZ)
+    return rates.launch_cycles + LATENCY_CYCLES + longer * sums / fast
 
 
 def resident_blocks(choice: Choice, machine: Machine, itemsize: int, more_groups: int = 0) -> int:

@@ -285,7 +285,7 @@ def test_widths_between_are_legal_and_the_cheapest_where_they_fill_the_gpu_once(
     once = Matmul(11 * 192, 12 * 144, 2432, "float16")  # 132 tiles of 192x144
     costs = {each: cost.wgmma_cycles(each, once, machine) for each in (*listed, *between)}
     assert str(min(costs, key=costs.__getitem__).tile) == "192x144x64/3x1"
-    assert min(costs.values()) < 0.9 * min(costs[each] for each in listed)
+    assert min(costs.values()) < 0.92 * min(costs[each] for each in listed)
 
 
 @pytest.mark.sampled(4)
