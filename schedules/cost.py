@@ -369,7 +369,8 @@ def wgmma_cycles(choice: Choice, problem: Matmul, machine: Machine, parts: int =
 
     Of the forms that store their results row by row::
 
-        k tile   = the longer of multiplying and loading it, and more than half of the other
+        k tile   = the longer of multiplying and loading it, and more than half of the other; loading is slower
+                   while fewer blocks are resident, as in the last round
         loop     = tiles of the busiest multiprocessor · k tiles of a part · k tile
         in all   = the longer of loop and reading both operands once from device memory, and a part of the other
                    + storing and writing the results, of which about half is hidden behind other resident blocks;
@@ -407,6 +408,8 @@ def box_cycles(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1
         loading  = asking for cache lines, by one multiprocessor or, where that takes longer, by all that are busy;
                    of an operand that a cluster shares, each block asks for its share; meeting its other blocks
         working  = the longer of multiplying, and shared memory's rows that arrive and operands that wgmma reads
+        in all   = ... + for each round behind the first, where others are resident, a cluster's blocks that wait
+                   until they find room together
 
     A row that begins inside of a cache line has a part of one line more: of rows of all offsets that come to pass, as
     often as they end in the next one. Source: what was measured.
@@ -455,11 +458,13 @@ def warp_cycles(choice: Choice, problem: Matmul, machine: Machine, parts: int = 
 
     ::
 
-        turn     = a multiply-add, longer where few warps hide each other's latencies, where tiles are small, and
-                   where threads have few sums; where operands are read a step ahead, the square of what waits counts
+        turn     = a multiply-add, longer where few warps hide each other's latencies, where threads have few sums,
+                   where warps are tall, and where much is written out; where operands are read a step ahead, the
+                   square of what waits counts
         in all   = the longer of multiplying, with a barrier for each k tile, and device memory's time
                    + a part of the other + storing
-                   + filling the ring and bringing the instructions for each round of blocks
+                   + filling the ring and bringing the instructions, for each round of blocks behind the first a
+                     third as long, since others multiply meanwhile
                    + (parts > 1) adding up by another kernel
                    + operands whose rows are no whole vectors: copied by a kernel in front, or element by element
 

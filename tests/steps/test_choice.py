@@ -248,23 +248,50 @@ def test_rows_of_no_whole_sectors_cost_more_and_rows_across_lines_do_not() -> No
     assert sectors <= lines
 
 
-@pytest.mark.parametrize("variant", ["fitted", "boxes"])
-def test_cycles_by_warpgroups_are_about_what_was_measured(variant: str) -> None:
+@pytest.mark.parametrize(
+    ("step", "variant", "dtype"), [(10, "fitted", "float16"), (10, "boxes", "float16"), (7, "fitted", "float32")]
+)
+def test_cycles_are_about_what_was_measured(step: int, variant: str, dtype: str) -> None:
     """Of drawn shapes on an H200, the tile that was chosen for each; in parts, those that the model finds now."""
     errors = []
     for each in load_shapes(RESULTS):
-        if (each.group, each.dtype) != ("schedules", "float16") or "H200" not in each.environment.gpu:
+        if (each.group, each.dtype) != ("schedules", dtype) or "H200" not in each.environment.gpu:
             continue
         if not (named := re.fullmatch(rf"{variant} (\S+), \d+ stages?", each.config)):
             continue
-        problem, tiles = Matmul(each.m, each.n, each.k, each.dtype), STEPS[10].tiles_of(variant)
+        problem, tiles = Matmul(each.m, each.n, each.k, each.dtype), STEPS[step].tiles_of(variant)
         rings = [choice for choice in tiles.choices if str(choice.tile) == named[1]]  # which short reductions cut short
         cycles = [choice_cost(tiles, ring, problem, machine_of(), split=True) for ring in rings]
         us = min(cycles, default=math.nan) / cost.CLOCK_GHZ / 1e3
         errors.append(math.log(us / (1e3 * statistics.median(each.timing.samples_ms))))
-    assert len(errors) >= 60
+    assert len(errors) >= 40
     assert abs(statistics.mean(errors)) < 0.03
-    assert statistics.mean(map(abs, errors)) < 0.08
+    assert statistics.mean(map(abs, errors)) < 0.07
+
+
+def test_results_astride_sectors_take_longer_than_more_results_that_fill_them() -> None:
+    choice = STEPS[10].tiles.choices[3]
+    assert choice.tile.block_m == choice.tile.block_n == 128
+    astride, whole = (Matmul(4096, 4096 - fewer, 64, "float16", "nt") for fewer in (8, 0))
+    assert cost.wgmma_cycles(choice, astride, machine_of()) > 1.05 * cost.wgmma_cycles(choice, whole, machine_of())
+
+
+def test_a_round_of_blocks_costs_less_than_the_first() -> None:
+    """Of a reduction so short that starting is most of it: two rounds take less than twice what one takes."""
+    choice = Choice(WarpTile(block=(64, 64, 32), warp=(32, 64), thread=(8, 8), slices=2), 2)
+    resident = cost.resident_blocks(choice, machine_of(), 4)
+    once, twice = (
+        cost.warp_cycles(choice, Matmul(64 * 132, 64 * resident * rounds, 64), machine_of()) for rounds in (1, 2)
+    )
+    assert 1.3 * once < twice < 1.8 * once
+
+
+def test_few_columns_are_given_a_tile_that_leaves_few_of_its_own_empty() -> None:
+    """149 columns: two tiles of 128 were 0.74 of cuBLAS on an H200, five of 32 were 0.95."""
+    step, config = choose_step(Matmul(6146, 149, 521), machine_of())
+    covered = -(-149 // config.tile.block_n) * config.tile.block_n
+    assert (step.number, config.variant) == (7, "fitted")
+    assert covered <= 192
 
 
 def test_parts_added_up_one_behind_the_other_are_fewer() -> None:
