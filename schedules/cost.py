@@ -130,7 +130,7 @@ SIMT_MULTIPLY_ADDS = 128  # of ordinary cores, per cycle of a multiprocessor
 # Of products by warps on ordinary cores, fitted to an H200's times of 3,069 kernels on 259 shapes (30 of the slowest of
 # seed 2049, others drawn, float32 of group schedules, seeds 7011, 7013 and 7015). Of shapes left out in turn, what it
 # puts first has 0.986 of the speed of the fastest, 0.86 at worst.
-SIMT_TURNS = 1.1  # cycles of a multiply-add by warps, over what small tiles and few warps make of it
+SIMT_TURNS = 1.1  # cycles of a multiply-add by warps, over what few warps make of it
 SIMT_TO_HIDE, SIMT_BARRIERS = 0.23, 3.13  # of simt_warps_to_hide and barrier_cycles
 SIMT_UNHIDDEN = 0.31  # of multiplying and of device memory's time, the shorter one
 SIMT_ADDING = 1.38  # of adding parts up out of the L2 cache
@@ -545,7 +545,7 @@ def _by_warps(choice: Choice, problem: Matmul, machine: Machine, parts: int, cop
 
 
 def _turns(tile: WarpTile, blocks: int, rates: CostRates) -> float:
-    """Return a multiply-add's cycles by warps, with so many blocks on a multiprocessor; at best 1 of all cores."""
+    """Return a multiply-add's cycles by warps, with so many blocks on a multiprocessor; 1 if no core ever waited."""
     waited = SIMT_TO_HIDE * rates.simt_warps_to_hide * WARP / (blocks * tile.threads_per_block)
     reading = FEW_SUMS_TURNS if tile.thread_m * tile.thread_n < FEW_SUMS else 1.0
     reading *= AHEAD_TURNS if tile.steps_ahead else 1.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import lzma
 import math
 import re
 import statistics
@@ -267,6 +269,36 @@ def test_cycles_are_about_what_was_measured(step: int, variant: str, dtype: str)
     assert len(errors) >= 40
     assert abs(statistics.mean(errors)) < 0.03
     assert statistics.mean(map(abs, errors)) < 0.07
+
+
+@pytest.mark.parametrize(("dtype", "lost"), [("float16", 0.035), ("float32", 0.025)])
+def test_what_is_chosen_is_near_the_fastest_that_was_timed(dtype: str, lost: float) -> None:
+    """Of the menus that the models are fitted to, each fourth; geometric mean, where what is chosen was timed."""
+    menus = json.loads(lzma.decompress((RESULTS / "schedule-menus.json.xz").read_bytes()))[dtype][::4]
+    over_best = []
+    for *sizes, _, kernels in menus:
+        times = {json.dumps(kernel): us for *kernel, us in kernels}
+        if us := times.get(json.dumps(planned(Matmul(*sizes, dtype)))):
+            over_best.append(us / min(times.values()))
+    assert len(over_best) > 0.85 * len(menus)
+    assert statistics.geometric_mean(over_best) < 1 + lost
+    assert max(over_best) < 1.3
+
+
+def planned(problem: Matmul) -> list[object]:
+    """What is chosen for a product, as the menus have it: the form, its tile, and what the model plans besides."""
+    step, config = choose_step(problem, machine_of())
+    choice, machine = Choice(config.tile, config.stages), machine_of()
+    parts = (step.tiles_of(config.variant).parts or cost.parts_for)(problem, choice, machine)
+    if step.number == 7:
+        rest: list[object] = [int(cost.copied_first(choice, problem, machine, parts))]
+    elif config.variant == "boxes":
+        plan = cost.box_plan(choice, problem, machine, parts)
+        own = cost.has_own_warp(choice, problem, machine, parts)
+        rest = [[int(copied) for copied in plan.copied], [int(blocks) for blocks in plan.cluster], int(own)]
+    else:
+        rest = [[int(copied) for copied in cost.sectors_first(choice, problem, machine, parts)], [1, 1], 0]
+    return [config.variant, str(config.tile), config.stages, parts, *rest]
 
 
 def test_results_astride_sectors_take_longer_than_more_results_that_fill_them() -> None:
