@@ -133,7 +133,7 @@ SIMT_MULTIPLY_ADDS = 128  # of ordinary cores, per cycle of a multiprocessor
 SIMT_TURNS = 1.1  # cycles of a multiply-add by warps, over what few warps make of it
 SIMT_TO_HIDE, SIMT_BARRIERS = 0.23, 3.13  # of simt_warps_to_hide and barrier_cycles
 SIMT_UNHIDDEN = 0.31  # of multiplying and of device memory's time, the shorter one
-SIMT_ADDING = 1.38  # of adding parts up out of the L2 cache
+SIMT_ADDING = 1.38  # what adding parts up takes longer than storing and reading them at the cache's rate
 SIMT_STARTING = 3590  # cycles until a round of blocks multiplies, but for its instructions
 SIMT_AGAIN = 0.35  # of that, of each round behind the first: others multiply meanwhile
 TALL_TURNS = 1.11  # of warps with more rows than columns
@@ -532,7 +532,8 @@ def _by_warps(choice: Choice, problem: Matmul, machine: Machine, parts: int, cop
     rounds = -(-busiest // resident)
     multiplying += rounds * (k_of_part // tile.block_k) * SIMT_BARRIERS * rates.barrier_cycles
     written_out = _written_out(tile) * choice.stages
-    starting = SIMT_STARTING + CODE_CYCLES * written_out + FETCHED_CYCLES * max(0.0, written_out - KEPT_CODE)
+    first_round = SIMT_STARTING + CODE_CYCLES * written_out + FETCHED_CYCLES * max(0.0, written_out - KEPT_CODE)
+    starting = first_round * (1 + SIMT_AGAIN * (rounds - 1))
     per_cycle = rates.copying_gb_s / CLOCK_GHZ
     memory = ((m + n) * k + m * n) * itemsize / per_cycle
     storing = busiest * min(m, tile.block_m) * min(n, tile.block_n) / rates.stored_results_per_cycle
@@ -540,7 +541,6 @@ def _by_warps(choice: Choice, problem: Matmul, machine: Machine, parts: int, cop
     if tile.slices > 1:  # their sums, written to shared memory
         adding += busiest * tile.slices * tile.block_m * tile.block_n * 4 / SHARED_BYTES_PER_CYCLE
     longer, shorter = max(multiplying, memory), min(multiplying, memory)
-    starting *= 1 + SIMT_AGAIN * (rounds - 1)
     return front + longer + SIMT_UNHIDDEN * shorter + starting + storing + adding
 
 
@@ -787,7 +787,7 @@ def _copying_cycles(copied_bytes: float, machine: Machine, share: float = 1.0, f
 def _adding_cycles(m: int, n: int, parts: Any, machine: Machine, longer: float = 1.0) -> Any:
     """Return the cycles of a kernel that adds up parts, and of storing and reading them; an array's of an array.
 
-    Parts for which the L2 cache has room are as fast as it, but for what they take ``longer``.
+    ``longer``: how many times as long as the L2 cache needs for them, or device memory where it has no room for them.
     """
     rates, sums = machine.rates, 2 * parts * m * n * PART_BYTES
     by_cache = rates.add_bytes_per_cycle * machine.multiprocessors

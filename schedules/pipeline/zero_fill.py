@@ -113,10 +113,14 @@ __forceinline__ __device__ void {name}(void* to, void* from, int predicate{param
 
 
 def _limits_apart(predicate: ir.Expr, rounds: Sequence[tirx.Var]) -> tuple[ir.Expr, list[tuple[ir.Expr, ir.Expr]]]:
-    """Return what of a predicate is the same in all rounds, and the rest as pairs of a place and the limit below it."""
+    """Return what of a predicate is the same in all rounds, and the rest as pairs of a place and the limit above it.
+
+    Of 32 bits, as the copy takes them: what is compared in 64 stays in the predicate.
+    """
     same, limits = [], []
     for term in _terms(predicate):
-        moved = isinstance(term, tirx.LT) and [_apart(side, rounds) for side in (term.a, term.b)]
+        narrow = isinstance(term, tirx.LT) and all(str(side.ty.dtype) == "int32" for side in (term.a, term.b))
+        moved = narrow and [_apart(side, rounds) for side in (term.a, term.b)]
         if moved and any(not _is_zero(ahead) for _, ahead in moved):
             (place, of_place), (limit, of_limit) = moved
             limits.append((place, limit + of_limit - of_place))

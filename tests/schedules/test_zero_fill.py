@@ -52,12 +52,14 @@ def test_copies_are_one_instruction_where_asked_for(columns: int) -> None:
 def test_what_rounds_add_to_an_address_and_to_a_limit_stands_by_itself() -> None:
     """A thread copies two elements of each tile, by one address and a constant that rounds add, once written out."""
     cuda = lower_schedule(ragged(19, fills=True), machine_for("sm_90a"), "ragged").cuda
-    copies = re.findall(r"_zero_fill\(.*(\b[AB]_ptr\[[^\]]*\])\)\), (.*)\);", cuda)
+    copies = re.findall(r"_below_(\d)_zero_fill\(.*(\b[AB]_ptr\[[^\]]*\])\)\), (.*)\);", cuda)
     assert len(copies) == 6, "two operands, in two tiles ahead of the loop and in it"
-    for element, rest in copies:
+    assert {limits for limits, _, _ in copies} == {"0", "1"}
+    for limits, element, rest in copies:
         assert "ax" not in element
         assert re.search(r"\(int64_t\)ax\w+\) \* \(int64_t\)\d+", rest)
-        assert not re.search(r"ax\w+ \* \d+\)\)? \+[^,]* <", rest), "on the limit's side"
+        assert rest.count("ax") == 1 + int(limits), "besides, a round is in nothing but a limit"
+        assert limits == "0" or re.search(r"\(\d+ - \(ax\w+ \* \d+\)\)$", rest)
 
 
 @pytest.mark.sampled(2)
