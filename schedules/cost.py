@@ -11,6 +11,8 @@ Three questions, each a function here:
 - Into how many parts should a long reduction go (:func:`parts_to_fill`, :func:`parts_for`,
   :func:`warp_parts`, :func:`wgmma_parts`)?
 - Does copying operands to aligned rows first pay (:func:`sectors_first`, :func:`copied_first`)?
+
+What these formulas leave of measured times, trees say for the tiles that come first (:mod:`.left_over`).
 """
 
 from __future__ import annotations
@@ -223,6 +225,7 @@ CLUSTERED = 0.91
 GATHERING = 489  # cycles until a cluster's blocks find room together, in rounds behind the first, beside other blocks
 STORING = 0.55  # of storing, what other resident blocks do not hide
 PARTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
+CORRECTED, ALIKE = 20, 32  # choices whose cycles are corrected by what a formula leaves; rows by which tiles differ
 SPLIT_PAYS = 0.95  # of the time of a whole reduction: what parts are modelled to save has to be more than the rest
 PART_BYTES = 4  # of a sum that waits to be added up: float32
 STORED_BYTES = 2  # of the results that stored_results_per_cycle counts: float16
@@ -252,19 +255,35 @@ def choose(tiles: TileSet, problem: Matmul, machine: Machine, *, split: bool = F
     """Return the tile and stages of ``tiles`` that should be fastest for a product; the default where none is listed.
 
     Choices that the machine cannot hold are left out, or taken with fewer stages where it can hold none as it is.
-    ``split`` counts each block in the parts that a variant which splits the reduction makes of it.
+    ``split`` counts each block in the parts that a variant which splits the reduction makes of it. Where the set says
+    what its formula leaves, that counts of the CORRECTED choices that the formula puts first; of those that are nearly
+    the same, only of the first: such were not timed beside each other.
     """
+    able = _fitting(tiles.choices, machine.target, problem.itemsize)
+    if tiles.left_over:
+        first: dict[object, Choice] = {}
+        for choice in sorted(able, key=lambda choice: _by_formula(tiles, choice, problem, machine, split)[0]):
+            tile = choice.tile
+            sizes = tile.block_m // ALIKE, tile.block_n // ALIKE, tile.block_k, tile.threads_per_block
+            first.setdefault((type(tile), *sizes), choice)
+        able = list(first.values())[:CORRECTED]
 
     def cost(choice: Choice) -> float:
         return choice_cost(tiles, choice, problem, machine, split=split)
 
-    return min(_fitting(tiles.choices, machine.target, problem.itemsize), key=cost, default=tiles.default)
+    return min(able, key=cost, default=tiles.default)
 
 
 def choice_cost(tiles: TileSet, choice: Choice, problem: Matmul, machine: Machine, *, split: bool = False) -> float:
     """Return what a product costs by a tile and stages of a set; see :func:`choose` for ``split``."""
+    cycles, parts = _by_formula(tiles, choice, problem, machine, split)
+    return cycles * tiles.left_over(choice, problem, machine, parts, cycles) if tiles.left_over else cycles
+
+
+def _by_formula(tiles: TileSet, choice: Choice, problem: Matmul, machine: Machine, split: bool) -> tuple[float, int]:
+    """Return what a product costs by the formula alone, and the parts of its reduction."""
     parts = (tiles.parts or parts_for)(problem, choice, machine) if split else 1
-    return (tiles.cost or block_tile_cost)(choice, problem, machine, parts)
+    return (tiles.cost or block_tile_cost)(choice, problem, machine, parts), parts
 
 
 def _fitting(choices: Sequence[Choice], target: Target, itemsize: int) -> list[Choice]:
@@ -425,6 +444,31 @@ class BoxPlan(NamedTuple):
 
     copied: tuple[bool, bool]
     cluster: tuple[int, int]
+
+
+class Planned(NamedTuple):
+    """Say all that a schedule does beside its tile and stages, so that its cycles can be told apart from others'.
+
+    ``copied``: which operands are copied first; ``boxes``: TMA brings them, in ``cluster`` as :class:`BoxPlan` has it,
+    by a warp of its own or not.
+    """
+
+    parts: int
+    copied: tuple[bool, bool]
+    boxes: bool = False
+    cluster: tuple[int, int] = (1, 1)
+    own_warp: bool = False
+
+
+def planned_cycles(choice: Choice, problem: Matmul, machine: Machine, planned: Planned) -> float:
+    """Return about how many cycles a product takes by the formulas when it is scheduled as ``planned``."""
+    parts, copied = planned.parts, planned.copied
+    if isinstance(choice.tile, WarpTile):
+        return _by_warps(choice, problem, machine, parts, any(copied))
+    if not planned.boxes:
+        return float(_by_warpgroups(choice, problem, machine, [parts], [copied]).min())
+    plans = [BoxPlan(copied, planned.cluster)]
+    return float(_by_boxes_of(choice, problem, machine, [parts], plans, own_warp=planned.own_warp).min())
 
 
 def has_own_warp(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> bool:

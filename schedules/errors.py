@@ -48,3 +48,7 @@ class IllegalTile(IllegalSchedule):
 
 class IllegalPipeline(IllegalSchedule):
     """A pipeline that TVM would refuse late, or would compile to wrong results."""
+
+
+class DamagedFile(ValueError):
+    """A file of measurements, part of this package, that is not as it was; the message names it, and the remedy."""

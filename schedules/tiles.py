@@ -557,7 +557,8 @@ class TileSet:
 
     Without measuring, :func:`schedules.cost.choose` takes one of ``choices`` by ``cost`` (by default
     :func:`schedules.cost.block_tile_cost`), or the ``default``; ``parts`` are those that a split reduction has by a
-    variant that splits (by default :func:`schedules.cost.parts_for`). ``best`` are those that ``--tile best`` measures,
+    variant that splits (by default :func:`schedules.cost.parts_for`), and ``left_over`` what is measured beside its
+    cost (:mod:`schedules.left_over`). ``best`` are those that ``--tile best`` measures,
     and ``tuning`` those that ``tune`` does, in likely order.
     """
 
@@ -567,6 +568,7 @@ class TileSet:
     tuning: tuple[BlockTile, ...]
     cost: Callable[..., float] | None = None
     parts: Callable[..., int] | None = None
+    left_over: Callable[..., float] | None = None
 
     @classmethod
     def of(
@@ -575,10 +577,11 @@ class TileSet:
         more: Iterable[BlockTile] = (),
         cost: Callable[..., float] | None = None,
         parts: Callable[..., int] | None = None,
+        left_over: Callable[..., float] | None = None,
     ) -> Self:
         """Make a set of ``choices``, the first of which is the default; ``more`` are for tuning only."""
         best = tuple(dict.fromkeys(choice.tile for choice in choices))
-        return cls(choices[0], choices, best, tuple(dict.fromkeys((*best, *more))), cost, parts)
+        return cls(choices[0], choices, best, tuple(dict.fromkeys((*best, *more))), cost, parts, left_over)
 
     @property
     def kind(self) -> type[BlockTile]:

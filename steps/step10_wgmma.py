@@ -57,6 +57,7 @@ from tensorir_ladder.schedules.isa import (
     WGMMA_WIDTHS,
     WIDEST,
 )
+from tensorir_ladder.schedules.left_over import left_by_boxes, left_by_warpgroups
 from tensorir_ladder.schedules.loops import bind_grid, pad_to_tile, raster_blocks
 from tensorir_ladder.schedules.memory import (
     align_operands,
@@ -214,6 +215,7 @@ FITTED = TileSet.of(
     *BETWEEN,
     cost=wgmma_cycles,
     parts=wgmma_parts,
+    left_over=left_by_warpgroups,
 )
 # By boxes any width by the eight is as good as another: of the instruction's columns, along n or, operands swapped,
 # along m. With the longest ring that an H100 holds, and one of which two blocks may share a multiprocessor.
@@ -233,7 +235,7 @@ def any_width() -> Iterator[Choice]:
                 yield from (Choice(tile, stages) for stages in {longest, SHORT_RING})
 
 
-BOXES = TileSet.of(TILES.default, *any_width(), cost=box_cycles, parts=box_parts)
+BOXES = TileSet.of(TILES.default, *any_width(), cost=box_cycles, parts=box_parts, left_over=left_by_boxes)
 STEP = Step(
     number=10,
     topic="wgmma",

@@ -46,6 +46,7 @@ from tvm.s_tir.schedule import SBlockRV
 
 from tensorir_ladder.schedules.cost import copied_first, resident_blocks, warp_cycles, warp_parts
 from tensorir_ladder.schedules.isa import VECTOR_BYTES
+from tensorir_ladder.schedules.left_over import left_by_warps
 from tensorir_ladder.schedules.loops import (
     add_slices,
     bind_grid,
@@ -198,6 +199,7 @@ FITTED = TileSet.of(
     Choice(WarpTile(block=(16, 32, 64), warp=(16, 32), thread=(4, 4), slices=8), stages=3),
     cost=warp_cycles,
     parts=warp_parts,
+    left_over=left_by_warps,
 )
 STEP = Step(
     number=7,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tensorir_ladder.schedules.errors import DamagedFile as DamagedFile
 from tensorir_ladder.schedules.errors import IllegalSchedule
 
 
@@ -45,10 +46,6 @@ class OverlappingOutput(IllegalOperand):
 
 class UnsupportedGpu(IllegalSchedule):
     """There is no GPU, or none that has what the kernels are made of."""
-
-
-class DamagedFile(ValueError):
-    """A file of measurements, part of this package, that is not as it was; the message names it, and the remedy."""
 
 
 class NoTorch(ImportError):

@@ -2,7 +2,8 @@
 
 A GPU's file (``costs/``) has the formulas' constants, and the times that these were fitted to: of kernels on shapes
 drawn for that (``ladder menu``). Of the kernels that :mod:`.kernel_cost` and :mod:`.one_tile` put first, each is
-corrected by what the times of products near by were beside the formulas (:mod:`.nearby`).
+corrected by what the times of products near by were beside the formulas (:mod:`.nearby`), and by trees, which say what
+that leaves of times of products left out (:mod:`.left_over`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import msgspec
 import numpy as np
 
+from tensorir_ladder.schedules.trees import Trees
 from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
 from tensorir_ladder.torch_ops.errors import DamagedFile
 from tensorir_ladder.torch_ops.few_rows import Streamed
@@ -27,15 +29,8 @@ from tensorir_ladder.torch_ops.kernel_cost import (
     microseconds,
     streaming_microseconds,
 )
-from tensorir_ladder.torch_ops.nearby import (
-    Expected,
-    Measured,
-    Nearby,
-    beyond_edges,
-    by_the_eight,
-    kernel_places,
-    product_places,
-)
+from tensorir_ladder.torch_ops.left_over import Kernels, features, trees_of
+from tensorir_ladder.torch_ops.nearby import Expected, Measured, Nearby, by_the_eight, product_places
 from tensorir_ladder.torch_ops.one_tile import (
     MOST_RESULTS,
     OneTileRates,
@@ -49,11 +44,13 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent / "costs"
 CORRECTED = 40  # kernels of each formula that it puts first: these are corrected
+TOLD = (
+    16  # of these, kernels that are the likeliest fastest: such were timed beside each other, and trees tell them apart
+)
 DRAWS = 1000
 CAUTION = 1.0  # standard deviations that a kernel counts as slower than is likely: of many guesses the least is low
-RING, ROLES, EXCHANGED, UPRIGHT, STREAMED, IN_ROWS = range(
-    6
-)  # families of kernels, of which none says anything of another's
+RING, ROLES, EXCHANGED, UPRIGHT, STREAMED, IN_ROWS = range(6)  # families of kernels, which say nothing of each other
+OF_ONE_TILE = np.array([EXCHANGED, UPRIGHT, IN_ROWS])  # of the kinds of tiles
 
 Extent = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 
@@ -145,16 +142,21 @@ def _cost_files(folder: Path) -> dict[str, CostFile]:
     return {file.gpu: file for file in (read(path, CostFile) for path in sorted(folder.glob("*.json")))}
 
 
+def all_cost_files() -> list[CostFile]:
+    """Return the files of all GPUs."""
+    return [*_cost_files(FOLDER).values()]
+
+
 def other_cost_files(gpu: str) -> list[CostFile]:
     """Return the files of all other GPUs."""
-    return [each for each in _cost_files(FOLDER).values() if each.gpu != gpu]
+    return [each for each in all_cost_files() if each.gpu != gpu]
 
 
 def estimates_on(gpu: str, choices: Sequence[Choice], multiprocessors: int) -> Estimates:
     """Make the estimates of a GPU by all files: of one that has none by the constants of ``rates.MODELLED``'s."""
     file = cost_file(gpu)
     own = file if file.gpu == gpu else msgspec.structs.replace(file, shapes=())
-    return Estimates(choices, own, multiprocessors, other_cost_files(gpu))
+    return Estimates(choices, own, multiprocessors, other_cost_files(gpu), trees_of(gpu))
 
 
 class Times(NamedTuple):
@@ -179,15 +181,21 @@ class Estimates:
     """Estimate what products take on a GPU by each of the menu, ``kernels``, and by each of :func:`.all_tiles`.
 
     ``file`` has the GPU's constants and times, or those of the one most like it; ``others`` are of other GPUs, whose
-    times tell something of this one's.
+    times tell something of this one's. ``trees`` say what both leave; nothing if None.
     """
 
     def __init__(
-        self, choices: Sequence[Choice], file: CostFile, multiprocessors: int, others: Sequence[CostFile] = ()
+        self,
+        choices: Sequence[Choice],
+        file: CostFile,
+        multiprocessors: int,
+        others: Sequence[CostFile] = (),
+        trees: Trees | None = None,
     ) -> None:
         self.kernels: list[Choice | Streamed] = [*choices, Streamed()]
         self.forms, self.one_tile = Forms(choices, file.rates, multiprocessors), file.one_tile
         self._k_tile = functools.cache(functools.partial(KTile, self.forms))
+        self._trees = trees
         self.measured = self._remember(file)
         elsewhere = (Estimates(choices, each, each.multiprocessors).measured for each in others)
         self._nearby = Nearby(self.measured, *elsewhere)
@@ -254,30 +262,44 @@ class Estimates:
 
     def _expected(self, asked: Asked, formulas: Times) -> tuple[Times, Expected]:
         """Return the places of the kernels that each formula puts first, and what all of these should differ by."""
-        m, n = asked.m, asked.n
         first = Times(np.sort(_first(formulas.menu)), _first(formulas.tiles))  # the menu's last streams weights
-        places = np.concatenate([self._place_menu(first.menu, m, n), self._place_tiles(first.tiles, m, n)])
-        return first, self._nearby.expected(product_places(*asked), places)
+        kernels = self._kernels(np.append(first.menu, len(self.kernels) + first.tiles), asked.m, asked.n)
+        expected = self._nearby.expected(product_places(*asked), kernels.places(asked.m, asked.n))
+        if self._trees is None:
+            return first, expected
+        us = np.concatenate([times[places] for times, places in zip(formulas, first)])
+        likeliest = np.argsort(np.log(us) + expected.off + CAUTION * expected.deviation)[:TOLD]
+        rows = features(asked, kernels.at(likeliest), us[likeliest], expected.deviation[likeliest])
+        told = self._trees.told(self._trees.named(rows))
+        more = np.full(len(us), told.max(initial=0.0))  # of others, so that they stay behind
+        more[likeliest] = told
+        return first, expected._replace(off=expected.off + more)
 
-    def _place_menu(self, at: np.ndarray, m: Any, n: Any) -> np.ndarray:
-        """Place kernels of the menu for one product, or one for each; that which streams weights only at the end."""
-        tiled = at[at < len(self.kernels) - 1]
-        m, n = (np.broadcast_to(each, len(at))[: len(tiled)] for each in (m, n))
-        f = self.forms.at(tiled)
-        sizes = (np.log2(each) for each in (f.block_m, f.block_n, f.block_k))
-        clusters, family = (np.log2(f.down), np.log2(f.across)), np.where(f.ring, RING, ROLES)
-        waves, beyond = f.tiles_of(m, n) / f.workers, beyond_edges((m, n), (f.block_m, f.block_n))
-        found = kernel_places(family, *sizes, 1, *clusters, f.cuts, f.stays, waves=waves, beyond=beyond)
-        streamed = kernel_places(STREAMED, 0, 0, 0, 1, 0, 0, 0, 0, waves=1, beyond=(1, 1))
-        return np.concatenate([found, np.broadcast_to(streamed, (len(at) - len(tiled), found.shape[1]))])
+    def left_out(self, number: int) -> LeftOut:
+        """Return what is left of the times of one of the file's shapes, as if that product had not been measured."""
+        own, measured = self._own, self.measured
+        asked, times = own.asked.at(number), np.flatnonzero(measured.of == number)
+        same = np.all([by_the_eight(own.asked.m) == by_the_eight(asked.m), *map(np.equal, own.asked[1:], asked[1:])], 0)
+        expected = self._nearby.expected(measured.products[number], measured.kernels[times], np.flatnonzero(same))
+        values = features(asked, own.kernels.at(times), own.us[times], expected.deviation)
+        return LeftOut(values, measured.off[times] - expected.off, expected.deviation, measured.slower[times])
 
-    def _place_tiles(self, at: np.ndarray, m: Any, n: Any) -> np.ndarray:
-        """Place tiles of step 12 for one product, or one for each."""
-        t = all_tiles().at(at)
-        sizes = (np.log2(each) for each in (t.rows, t.columns, t.depth))
-        clusters, family = (np.log2(t.down), np.log2(t.across)), np.array([EXCHANGED, UPRIGHT, IN_ROWS])[t.kind]
-        waves, beyond = t.blocks(m, n) / self.forms.multiprocessors, beyond_edges((m, n), (t.rows, t.columns))
-        return kernel_places(family, *sizes, t.parts, *clusters, 0, 0, waves=waves, beyond=beyond)
+    def _kernels(self, at: np.ndarray, m: Any, n: Any) -> Kernels:
+        """Return kernels for one product, or one for each: places in the menu, the one that streams weights, tiles."""
+        count = len(self.kernels)
+        streamed, tiles = np.count_nonzero(at < count - 1), np.count_nonzero(at < count)
+        m, n = (np.broadcast_to(each, len(at)) for each in (m, n))
+        f, t = self.forms.at(at[:streamed]), all_tiles().at(at[tiles:] - count)
+        waves = f.tiles_of(m[:streamed], n[:streamed]) / f.workers, t.blocks(m[tiles:], n[tiles:]) / f.multiprocessors
+        one = np.ones(tiles - streamed)
+        menu = (f.block_m, f.block_n, f.block_k, 1, f.down, f.across, f.cuts, f.stays, f.stages, 1, waves[0])
+        of_tiles = (t.rows, t.columns, t.depth, t.parts, t.down, t.across, 0, 0, t.stages[1], t.held[1], waves[1])
+        parts = (
+            Kernels(np.where(f.ring, RING, ROLES), *(np.broadcast_to(each, streamed) for each in menu)),
+            Kernels(STREAMED * one, *(one,) * 6, 0 * one, 0 * one, *(one,) * 3),
+            Kernels(OF_ONE_TILE[t.kind], *(np.broadcast_to(each, len(t.kind)) for each in of_tiles)),
+        )
+        return Kernels(*map(np.concatenate, zip(*parts)))
 
     def _remember(self, file: CostFile) -> Measured:
         """Keep a file's times, and return them beside the formulas."""
@@ -297,16 +319,14 @@ class Estimates:
         )
         beside = taken.us / np.concatenate(guessed)
         known = beside > 0  # else a formula excludes the kernel: infinite; another version has timed it
-        places = (
-            self._place_menu(taken.at[:tiles], *taken.part(0, tiles).asked[:2]),
-            self._place_tiles(tile, *of_tiles.asked[:2]),
-        )
+        m, n = taken.asked.m[known], taken.asked.n[known]
+        kernels = self._kernels(taken.at[known], m, n)
+        self._own = _Own(Asked.all_of([shape.asked for shape in file.shapes]), kernels, taken.us[known] / beside[known])
         least = np.full(len(file.shapes), np.inf)
         np.minimum.at(least, taken.of, taken.us)
         slower = taken.us / least[taken.of]
-        products = product_places(*Asked.all_of([shape.asked for shape in file.shapes]))
-        of, kernels = taken.of[known], np.concatenate(places)[known]
-        return Measured(products, of, kernels, np.log(beside[known]), slower[known])
+        products = product_places(*self._own.asked)
+        return Measured(products, taken.of[known], kernels.places(m, n), np.log(beside[known]), slower[known])
 
     def _taken_from(self, file: CostFile) -> _Taken:
         """Read a file's times of kernels that are offered, in the order of these."""
@@ -320,6 +340,27 @@ class Estimates:
         order = order[place[kernel[order]] >= 0]
         asked = Asked.all_of([shape.asked for shape in file.shapes]).at(of[order])
         return _Taken(of[order], place[kernel[order]], us[order], asked)
+
+
+class LeftOut(NamedTuple):
+    """What is left of a product's times when those of others say what they can: arrays, an element for each time.
+
+    ``features`` by name; the logarithm of the time over what it was ``expected`` to be; how sure that was, a standard
+    deviation; how many times the product's fastest it is.
+    """
+
+    features: dict[str, Any]
+    left: np.ndarray
+    deviation: np.ndarray
+    slower: np.ndarray
+
+
+class _Own(NamedTuple):
+    """The file's shapes as they are asked for, and of each time its kernel, and what the formula says, microseconds."""
+
+    asked: Asked
+    kernels: Kernels
+    us: np.ndarray
 
 
 class _Taken(NamedTuple):

@@ -15,7 +15,7 @@ import msgspec
 from tensorir_ladder.kernels.codegen.build_cache import BuildCache, digest_sources
 from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
 from tensorir_ladder.schedules.errors import IllegalSchedule
-from tensorir_ladder.torch_ops import estimates, rates
+from tensorir_ladder.torch_ops import estimates, left_over, rates
 from tensorir_ladder.torch_ops.choice import EXCHANGED, KERNELS, MENU, UPRIGHT, Choice
 from tensorir_ladder.torch_ops.few_rows import Streamed
 from tensorir_ladder.torch_ops.kept import LOADED
@@ -69,7 +69,7 @@ def keep_choice(choice: Choice | Streamed | Unaligned, *asked: object) -> None:
 
 
 def _recipe(asked: tuple[object, ...]) -> str:
-    measured = [_digest(folder) for folder in (estimates.FOLDER, rates.FOLDER)]
+    measured = [_digest(folder) for folder in (estimates.FOLDER, left_over.FOLDER, rates.FOLDER)]
     return msgspec.json.encode([*asked, *measured, LOADED], enc_hook=str).decode()
 
 

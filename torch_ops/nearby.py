@@ -118,14 +118,16 @@ class Nearby:
         self.counts = np.bincount(of, minlength=len(self.products))
         self.ends = np.cumsum(self.counts)
 
-    def expected(self, product: np.ndarray, kernels: np.ndarray) -> Expected:
+    def expected(self, product: np.ndarray, kernels: np.ndarray, without: Sequence[int] | np.ndarray = ()) -> Expected:
         """Return what kernels' times for a product should differ by from the formula's.
 
         Only the times of the nearest products are asked, some NEAREST of them; a guess where none are near by.
+        ``without`` those of some of this GPU's products, rows of its ``products``.
         """
         product, kernels = _with_gpu(product[None], 0.0), _with_gpu(kernels, 0.0)
         apart = _apart(self.products, product)[:, 0]
-        nearest = np.argsort(apart)
+        apart[list(without)] = np.inf
+        nearest = np.argsort(apart)[: len(apart) - len(without)]
         nearest = nearest[: np.searchsorted(np.cumsum(self.counts[nearest]), NEAREST) + 1]
         counts = self.counts[nearest]
         first = np.repeat(self.ends[nearest] - counts - (np.cumsum(counts) - counts), counts)

@@ -1,9 +1,13 @@
-"""``menu``: time the menu that the Python call chooses from on drawn shapes, and fit its choice to the GPU."""
+"""``menu``: time the menu that the Python call chooses from on drawn shapes, and fit its choice to the GPU.
+
+Constants of formulas are fitted to the times, and trees grown over what formulas and the nearest times leave of them.
+"""
 
 from __future__ import annotations
 
 import argparse
 import functools
+import importlib.util
 import math
 import time
 from datetime import UTC, datetime
@@ -16,7 +20,17 @@ from tensorir_ladder.harness.commands.build import build_ahead, hopper_machine
 from tensorir_ladder.harness.commands.options import UsageError, add_jobs, seed_number
 from tensorir_ladder.harness.commands.printing import progress
 from tensorir_ladder.harness.commands.values import between
-from tensorir_ladder.harness.machines import choosing_machine
+from tensorir_ladder.harness.grown_trees import (
+    FILES,
+    Times,
+    call_times,
+    grow,
+    read_menus,
+    schedule_times,
+    shares_by_trees,
+    trees_text,
+)
+from tensorir_ladder.harness.machines import DEFAULT_ARCH, choosing_machine, machine_for
 from tensorir_ladder.harness.menu import (
     MENU_GROUPS,
     candidates,
@@ -28,13 +42,25 @@ from tensorir_ladder.harness.menu import (
     with_times,
 )
 from tensorir_ladder.harness.menu_fit import chosen_over_best, fit_one_tile, fit_rates, geometric_mean, rounded
-from tensorir_ladder.harness.records import check_writable, load_shapes, write_atomically
+from tensorir_ladder.harness.records import RESULTS, check_writable, load_shapes, write_atomically
 from tensorir_ladder.harness.shapes import MOST_SHAPES
 from tensorir_ladder.kernels.codegen import toolchain
+from tensorir_ladder.schedules import left_over as of_schedules
 from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.torch_ops import left_over
 from tensorir_ladder.torch_ops.choice import choices
-from tensorir_ladder.torch_ops.estimates import FOLDER, Estimates, cost_file, estimates_on, other_cost_files
+from tensorir_ladder.torch_ops.estimates import (
+    FOLDER,
+    CostFile,
+    Estimates,
+    all_cost_files,
+    cost_file,
+    estimates_on,
+    other_cost_files,
+)
 
+MENUS = "schedule-menus.json.xz"
+NO_GROWER = "scikit-learn is not installed: pip install -e '.[menu]', then ladder menu --grow"
 RECORDED = "; of other shapes the time of what the call chose, from records of `ladder bench`"
 
 
@@ -52,6 +78,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="draw and build, and time nothing")
     text = "time nothing: take the call's times of other shapes from this folder's records of `ladder bench`"
     parser.add_argument("--records", type=Path, metavar="FOLDER", help=text)
+    text = "time nothing: grow the trees of all files anew, and those of schedules over their times in this folder"
+    parser.add_argument("--grow", type=Path, metavar="FOLDER", nargs="?", const=RESULTS, help=text)
     add_jobs(parser)
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the file (torch_ops/costs)")
 
@@ -104,12 +132,52 @@ def _path(out: Path, gpu: str) -> Path:
     return out / f"{gpu.lower().replace(' ', '-')}.json"
 
 
+def _grow_all(results: Path, out: Path) -> int:
+    """Grow the trees of all GPUs' files, and those of schedules; nothing is timed."""
+    if not importlib.util.find_spec("sklearn"):
+        raise UsageError(f"--grow: {NO_GROWER}")
+    menus_path = results / MENUS
+    if not menus_path.exists():
+        raise UsageError(f"--grow {results}: no {MENUS} there; name the folder that has it ({RESULTS})")
+    for file in all_cost_files():
+        _grow_calls(file, out)
+    menus, machine = read_menus(menus_path), machine_for(DEFAULT_ARCH).for_choices()
+    for dtype, name in FILES.items():
+        folder = of_schedules.FOLDER if out == FOLDER else out / "grown"
+        _write_grown(schedule_times(menus, dtype, machine), folder / f"{name}.json", f"{menus.gpu}, {menus.origin}")
+    return 0
+
+
+def _grow_calls(file: CostFile, out: Path) -> None:
+    """Grow the trees of a GPU's file."""
+    estimates = Estimates(list(choices()), file, file.multiprocessors, other_cost_files(file.gpu))
+    with progress() as bar:
+        watched = functools.partial(bar.track, total=len(file.shapes), description=f"leaving out shapes, {file.gpu}")
+        times = call_times(estimates, watched)
+    path = left_over.path_of(file.gpu)
+    _write_grown(times, path if out == FOLDER else out / "grown" / path.name, file.origin)
+
+
+def _write_grown(times: Times, path: Path, origin: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    write_atomically(path, trees_text(grow(times), origin))
+    before, after = shares_by_trees(times)
+    without, with_trees = (f"{geometric_mean(each):.4f}, {min(each):.3f} at worst" for each in (before, after))
+    text = f"{with_trees} by trees grown over the others ({without} without)"
+    print(f"{path}: of {len(after)} shapes left out, what is chosen has {text} of the fastest's speed", flush=True)
+
+
 def run(options: argparse.Namespace, command: str) -> int:
     """Build all that is timed, time it shape by shape, then fit the constants and write the file."""
     if options.records:
         if options.dry_run or options.drawn:
             raise UsageError("--records times nothing: leave out --dry-run and --drawn")
         return _take_recorded(options.records, options.out)
+    if options.grow:
+        if options.dry_run or options.drawn:
+            raise UsageError("--grow times nothing: leave out --dry-run and --drawn")
+        check_writable(options.out)
+        return _grow_all(options.grow, options.out)
     machine, compiler = hopper_machine(), toolchain.require_compiler()
     check_writable(options.out)
     known, able = cost_file(machine.name), list(choices())
@@ -141,5 +209,9 @@ def run(options: argparse.Namespace, command: str) -> int:
     write_atomically(path, file_text(file))
     shares = chosen_over_best(file, able, machine, others=other_cost_files(machine.name))
     found_best = f"{geometric_mean(shares):.3f} as fast as the best that was timed, {min(shares):.3f} at worst"
-    print(f"of shapes left out in turn, what is chosen is {found_best}")
+    print(f"of shapes left out in turn, what is chosen without trees is {found_best}", flush=True)
+    if importlib.util.find_spec("sklearn"):
+        _grow_calls(file, options.out)
+    else:
+        print(f"trees stay as they are: {NO_GROWER}")
     return 0

@@ -1,0 +1,108 @@
+"""Boosted regression trees as files have them: what they say, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from tensorir_ladder.harness.machines import DEFAULT_ARCH, machine_for
+from tensorir_ladder.schedules import cost, left_over
+from tensorir_ladder.schedules.errors import DamagedFile
+from tensorir_ladder.schedules.tiles import Choice, TileSet, WarpTile
+from tensorir_ladder.schedules.trees import LEAF, Trees, read_trees
+from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.steps.registry import find_steps
+from tensorir_ladder.torch_ops import left_over as of_calls
+from tensorir_ladder.torch_ops.estimates import all_cost_files
+
+# n <= 8: 1, else m <= 2: 10, else 100;  and a tree of one leaf.
+TWO = Trees(
+    features=("m", "n"),
+    asks=(1, LEAF, 0, LEAF, LEAF, LEAF),
+    at=(8.0, 1.0, 2.0, 10.0, 100.0, 0.5),
+    skips=(2, 0, 2, 0, 0, 0),
+    roots=(0, 5),
+)
+
+
+def test_what_all_trees_say_is_added_up() -> None:
+    rows = TWO.named({"m": np.array([1, 2, 2.1, 9]), "n": np.array([8, 9, 9, 8]), "k": 7})
+    assert TWO.told(rows).tolist() == [1.5, 10.5, 100.5, 1.5]
+
+
+def test_numbers_count_for_all_rows_and_alone_for_one() -> None:
+    assert TWO.told(TWO.named({"m": np.array([2, 3]), "n": 9})).tolist() == [10.5, 100.5]
+    assert TWO.told(TWO.named({"m": 3, "n": 9})).tolist() == [100.5]
+
+
+def test_a_feature_that_is_asked_for_has_to_be_there() -> None:
+    with pytest.raises(KeyError, match="n"):
+        TWO.named({"m": 1})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("asks", (2, LEAF, 0, LEAF, LEAF, LEAF)),  # a third feature of two
+        ("asks", (1, LEAF, 0, LEAF, LEAF)),
+        ("skips", (5, 0, 2, 0, 0, 0)),  # into the next tree
+        ("skips", (1, 0, 2, 0, 0, 0)),  # both sides the same
+        ("skips", (2, 0, 2, 0, 1, 0)),  # of a leaf
+        ("skips", (-1, 0, 2, 0, 0, 0)),  # back: it would never end
+        ("roots", (1, 5)),
+        ("roots", (0, 6)),
+        ("roots", (0, 5, 5)),
+        ("roots", ()),
+    ],
+)
+def test_trees_that_lead_nowhere_are_refused(field: str, value: tuple[int, ...], tmp_path: Path) -> None:
+    content = {"origin": "", "trees": {**msgspec.to_builtins(TWO), field: value}}
+    (path := tmp_path / "trees.json").write_text(json.dumps(content))
+    with pytest.raises(DamagedFile, match=rf"{path.name} is damaged .*restore it"):
+        read_trees(path)
+
+
+def test_trees_that_are_not_there_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DamagedFile, match=r"none\.json"):
+        read_trees(tmp_path / "none.json")
+
+
+def test_of_equal_costs_what_trees_say_decides() -> None:
+    """The formula takes all tiles for the same; of those that are nearly the same only the first is asked about."""
+    tiles = [WarpTile(block=(rows, 128, 16), warp=(32, 64), thread=(8, 8)) for rows in (64, 128)]
+    choices = [Choice(tile, stages) for tile in tiles for stages in (2, 3)]
+    asked = []
+
+    def left(choice: Choice, *_: object) -> float:
+        asked.append(choice)
+        return 0.9 if choice.tile.block_m == 128 else 1.0
+
+    tile_set = TileSet.of(*choices, cost=lambda *_: 1000.0, left_over=left)
+    machine, problem = machine_for(DEFAULT_ARCH).for_choices(), Matmul(500, 500, 500)
+    assert cost.choose(tile_set, problem, machine) == choices[2]
+    assert asked == [choices[0], choices[2]]
+    assert cost.choice_cost(tile_set, choices[2], problem, machine) == 900
+
+
+@pytest.mark.parametrize(("step", "variant"), [(7, "fitted"), (10, "fitted"), (10, "boxes")])
+def test_trees_know_all_that_they_ask_of_schedules(step: int, variant: str) -> None:
+    """Of a product smaller than a tile, and one whose reduction is cut; their corrections are no more than that."""
+    tiles, machine = find_steps()[step].tiles_of(variant), machine_for(DEFAULT_ARCH).for_choices()
+    for sizes in ((33, 72, 40), (129, 257, 8001)):
+        problem = Matmul(*sizes, "float32" if step == 7 else "float16")
+        cycles = tiles.cost(tiles.default, problem, machine)
+        parts = tiles.parts(problem, tiles.default, machine)
+        assert 0.4 < tiles.left_over(tiles.default, problem, machine, parts, cycles) < 2.5
+
+
+def test_trees_of_every_gpu_with_times_are_there_and_ask_what_is_known() -> None:
+    for name in (left_over.WARPS, left_over.WARPGROUPS):
+        assert len(left_over.trees_of(name).roots) > 100
+    for file in all_cost_files():
+        assert of_calls.path_of(file.gpu).exists()
+        assert len(of_calls.trees_of(file.gpu).roots) > 100
+    assert of_calls.trees_of("NVIDIA H100 PCIe") == of_calls.trees_of("NVIDIA H200")
