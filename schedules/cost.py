@@ -778,7 +778,8 @@ def _by_boxes_of(
     tiles = np.ceil(m / whole_m) * np.ceil(n / whole_n) * cluster
     bytes_first = (copied * [m, n]).sum(axis=1) * k * problem.itemsize
     front = [_copying_cycles(float(first), machine, WGMMA_COPIED, WGMMA_FRONT) for first in bytes_first]
-    lines_of = {plan.copied: _lines(problem, tile, _mended(problem, tile, plan.copied, ROW_BYTES)) for plan in plans}
+    ways = dict.fromkeys(plan.copied for plan in plans)
+    lines_of = {way: _lines(problem, tile, _mended(problem, tile, way, ROW_BYTES)) for way in ways}
     lines = np.array([lines_of[plan.copied] for plan in plans])
     rows_of_b = min(n, tile.block_n)
     if problem.layout == "nn":  # panels, of each instruction its own
