@@ -136,7 +136,7 @@ def call_times(estimates: Estimates, watched: Callable[[Iterable[int]], Iterable
     """
     times = Times()
     for number in watched(np.unique(estimates.measured.of).tolist()):
-        features, left, _, slower = estimates.left_out(number)
+        features, left, slower = estimates.left_out(number)
         rows = {name: np.broadcast_to(values, left.shape) for name, values in features.items()}
         for place in range(len(left)):
             each = {name: float(values[place]) for name, values in rows.items()}
@@ -162,7 +162,7 @@ def read_menus(path: Path) -> ScheduleMenus:
     """Read times of schedules (``reports/results/schedule-menus.json.xz``); DamagedFile says what is wrong."""
     try:
         return msgspec.json.decode(lzma.decompress(path.read_bytes()), type=ScheduleMenus)
-    except (OSError, ValueError, lzma.LZMAError) as error:  # msgspec's errors are ValueErrors
+    except (ValueError, lzma.LZMAError) as error:  # msgspec's errors are ValueErrors
         raise DamagedFile(f"{path} is damaged ({error}); restore it from git") from error
 
 

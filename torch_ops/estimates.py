@@ -44,9 +44,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent / "costs"
 CORRECTED = 40  # kernels of each formula that it puts first: these are corrected
-TOLD = (
-    16  # of these, kernels that are the likeliest fastest: such were timed beside each other, and trees tell them apart
-)
+TOLD = 16  # of these, the likeliest fastest, which trees tell apart: so many were timed beside each other
 DRAWS = 1000
 CAUTION = 1.0  # standard deviations that a kernel counts as slower than is likely: of many guesses the least is low
 RING, ROLES, EXCHANGED, UPRIGHT, STREAMED, IN_ROWS = range(6)  # families of kernels, which say nothing of each other
@@ -282,7 +280,7 @@ class Estimates:
         same = np.all([by_the_eight(own.asked.m) == by_the_eight(asked.m), *map(np.equal, own.asked[1:], asked[1:])], 0)
         expected = self._nearby.expected(measured.products[number], measured.kernels[times], np.flatnonzero(same))
         values = features(asked, own.kernels.at(times), own.us[times], expected.deviation)
-        return LeftOut(values, measured.off[times] - expected.off, expected.deviation, measured.slower[times])
+        return LeftOut(values, measured.off[times] - expected.off, measured.slower[times])
 
     def _kernels(self, at: np.ndarray, m: Any, n: Any) -> Kernels:
         """Return kernels for one product, or one for each: places in the menu, the one that streams weights, tiles."""
@@ -345,13 +343,12 @@ class Estimates:
 class LeftOut(NamedTuple):
     """What is left of a product's times when those of others say what they can: arrays, an element for each time.
 
-    ``features`` by name; the logarithm of the time over what it was ``expected`` to be; how sure that was, a standard
-    deviation; how many times the product's fastest it is.
+    ``features`` by name; the logarithm of the time over what it was expected to be, and how many times the product's
+    fastest it is.
     """
 
     features: dict[str, Any]
     left: np.ndarray
-    deviation: np.ndarray
     slower: np.ndarray
 
 

@@ -136,12 +136,13 @@ def _grow_all(results: Path, out: Path) -> int:
     """Grow the trees of all GPUs' files, and those of schedules; nothing is timed."""
     if not importlib.util.find_spec("sklearn"):
         raise UsageError(f"--grow: {NO_GROWER}")
-    menus_path = results / MENUS
-    if not menus_path.exists():
-        raise UsageError(f"--grow {results}: no {MENUS} there; name the folder that has it ({RESULTS})")
+    try:
+        menus = read_menus(results / MENUS)
+    except OSError as error:
+        raise UsageError(f"--grow {results}: {error}; name a folder that has {MENUS} ({RESULTS})") from error
+    machine = machine_for(DEFAULT_ARCH).for_choices()
     for file in all_cost_files():
         _grow_calls(file, out)
-    menus, machine = read_menus(menus_path), machine_for(DEFAULT_ARCH).for_choices()
     for dtype, name in FILES.items():
         folder = of_schedules.FOLDER if out == FOLDER else out / "grown"
         _write_grown(schedule_times(menus, dtype, machine), folder / f"{name}.json", f"{menus.gpu}, {menus.origin}")

@@ -9,6 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from support.fake_gpu import Command
+from tensorir_ladder.harness.commands import menu as menu_command
 from tensorir_ladder.harness.grown_trees import (
     GROWN,
     Times,
@@ -23,6 +25,7 @@ from tensorir_ladder.harness.grown_trees import (
 from tensorir_ladder.harness.machines import DEFAULT_ARCH, machine_for
 from tensorir_ladder.harness.records import RESULTS
 from tensorir_ladder.schedules.trees import read_trees
+from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.choice import choices
 from tensorir_ladder.torch_ops.estimates import Estimates, cost_file
 
@@ -99,3 +102,40 @@ def test_times_of_a_shape_are_left_as_if_it_had_not_been_measured() -> None:
         times = call_times(estimates)
         left.append(np.array(times.left)[np.array(times.of) == number])
     np.testing.assert_allclose(left[1], left[0] + np.log(1.5), atol=1e-9)
+
+
+def test_trees_are_grown_beside_a_gpu_s_file_and_the_choice_takes_them(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = cost_file("NVIDIA H200")
+    few = [shape for shape in file.shapes if len(shape.times) > 3][::40]
+    small = msgspec.structs.replace(file, shapes=tuple(few))
+    monkeypatch.setattr(menu_command, "all_cost_files", lambda: [small])
+    monkeypatch.setattr(menu_command, "other_cost_files", lambda _: [])
+    menus = read_menus(RESULTS / "schedule-menus.json.xz")
+    menus = msgspec.structs.replace(menus, float16=menus.float16[::8], float32=menus.float32[::8])
+    monkeypatch.setattr(menu_command, "read_menus", lambda _: menus)
+    outcome = command("menu", "--grow", "--out", str(tmp_path))
+    assert outcome.code == 0, outcome
+    assert outcome.out.count("by trees grown over the others") == 3
+    grown = {path.name for path in (tmp_path / "grown").iterdir()}
+    assert grown == {"nvidia-h200.json", "warps.json", "warpgroups.json"}
+    trees = read_trees(tmp_path / "grown" / "nvidia-h200.json")
+    problem = Matmul(1000, 1000, 1000, "float16")
+    with_trees, without = (Estimates(list(choices()), small, 132, (), each).times(problem) for each in (trees, None))
+    changed = with_trees.tiles != without.tiles
+    assert (
+        np.count_nonzero(changed & np.isfinite(without.tiles)) + np.count_nonzero(with_trees.menu != without.menu) > 0
+    )
+
+
+def test_growing_is_refused_where_there_is_nothing_to_grow_over(command: Command, tmp_path: Path) -> None:
+    for more in (("--dry-run",), ("--drawn", "50")):
+        refused = command("menu", "--grow", "--out", str(tmp_path), *more)
+        assert (refused.code, more[0] in refused.err) == (2, True)
+    nothing = command("menu", "--grow", str(tmp_path), "--out", str(tmp_path))
+    assert (nothing.code, "schedule-menus.json.xz" in nothing.err) == (2, True)
+    (tmp_path / "schedule-menus.json.xz").write_bytes(b"not xz")
+    damaged = command("menu", "--grow", str(tmp_path), "--out", str(tmp_path))
+    assert (damaged.code, "is damaged" in damaged.err) == (2, True)
+    assert not (tmp_path / "grown").exists()
