@@ -341,7 +341,7 @@ class Estimates:
 
 
 class LeftOut(NamedTuple):
-    """What is left of a product's times when those of others say what they can: arrays, an element for each time.
+    """Hold what is left of a product's times when those of others say what they can: arrays, an element for each time.
 
     ``features`` by name; the logarithm of the time over what it was expected to be, and how many times the product's
     fastest it is.
@@ -353,7 +353,7 @@ class LeftOut(NamedTuple):
 
 
 class _Own(NamedTuple):
-    """The file's shapes as they are asked for, and of each time its kernel, and what the formula says, microseconds."""
+    """Hold the file's shapes as they are asked for, and of each time its kernel and the formula's microseconds."""
 
     asked: Asked
     kernels: Kernels

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import lzma
 import math
 import re
 import statistics
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from support.cases import EVERY_VARIANT, STEPS, THREAD_STEPS
 from tensorir_ladder.harness.build import Case, Kernel, lower
 from tensorir_ladder.harness.emulation import EmulatorBackend
+from tensorir_ladder.harness.grown_trees import read_menus
 from tensorir_ladder.harness.machines import MACHINES, machine_for
 from tensorir_ladder.harness.records import RESULTS, load_records, load_shapes, load_tuned
 from tensorir_ladder.harness.shapes import draw_shapes, scheduled_case
@@ -274,7 +274,7 @@ def test_cycles_are_about_what_was_measured(step: int, variant: str, dtype: str)
 @pytest.mark.parametrize(("dtype", "lost"), [("float16", 0.015), ("float32", 0.012)])
 def test_what_is_chosen_is_near_the_fastest_that_was_timed(dtype: str, lost: float) -> None:
     """Of the menus that the models are fitted to, each fourth; geometric mean, where what is chosen was timed."""
-    menus = json.loads(lzma.decompress((RESULTS / "schedule-menus.json.xz").read_bytes()))[dtype][::4]
+    menus = getattr(read_menus(RESULTS / "schedule-menus.json.xz"), dtype)[::4]
     over_best = []
     for *sizes, _, kernels in menus:
         times = {json.dumps(kernel): us for *kernel, us in kernels}
