@@ -107,7 +107,8 @@ def fetch_by_tma(sch: Schedule, copy: SBlockRV, loop: LoopRV, blocks: int = 1, a
     IllegalSchedule : for a copy that is no box of a matrix in device memory: of other elements than those beside and
         below each other, in rows that are no multiple of 16 bytes or more than 256 elements; swizzled rows that are not
         128 bytes; more than 256 rows, or boxes that leave the next one at no multiple of 128 bytes (1,024 where rows
-        are swizzled); a source whose rows are no multiple of 16 bytes apart; a condition that is neither the source's
+        are swizzled); a source whose rows are no multiple of 16 bytes apart, or columns from which boxes begin that
+        are none; a condition that is neither the source's
         edge nor the end of an instruction's columns (:func:`schedules.tensor_cores.warpgroup.lay_out_own_panels`), or
         other values than zeros beyond; ``blocks`` that copy something else each, that the grid's are no multiple of, or
         for each of which a box has no eight rows, or whose rows are no multiple of eight.
@@ -167,7 +168,21 @@ def _check_box(sch: Schedule, copy: SBlockRV, block: s_tir.SBlock, rows: LoopRV,
         raise _no_box(sch, copy, "a box after which the next begins elsewhere", f"{height} rows", limit)
     if not _goes_along(sch.get(rows), sch.get(columns), block, load):
         raise _no_box(sch, copy, "its innermost loops do not run along the source's and the tile's rows", load)
+    _check_first_column(sch, copy, block, rows, columns, load)
     return _width(sch, copy, block, choices, load)
+
+
+def _check_first_column(
+    sch: Schedule, copy: SBlockRV, block: s_tir.SBlock, rows: LoopRV, columns: LoopRV, load: ir.TensorLoad
+) -> None:
+    """Raise IllegalSchedule for boxes that begin inside of 16 bytes, which a GPU calls an illegal instruction."""
+    realize, analyzer = sch.get(columns).body, sym.Analyzer()
+    first = {loop.loop_var: loop.min for loop in (sch.get(rows), sch.get(columns))}
+    values = {iterator.var: replaced(value, first) for iterator, value in zip(block.iter_vars, realize.iter_values)}
+    column = analyzer.simplify(replaced(load.indices[-1], values))
+    vector = VECTOR_BYTES // dtype_bytes(load.source.dtype)
+    if not analyzer.can_prove_equal(tirx.floormod(column, vector), 0):
+        raise _no_box(sch, copy, f"the column of {load.source.name} that it begins at", column, f"multiples of {vector}")
 
 
 def _check_shared(

@@ -337,6 +337,28 @@ def test_what_is_no_box_is_refused_by_name() -> None:
     sums_refused(r"no loops over rows and columns of its own", row_sums(), change=fused)
 
 
+def test_boxes_that_begin_inside_of_16_bytes_are_refused() -> None:
+    """A GPU calls that an illegal instruction, after which the process can use it no more."""
+
+    @T.prim_func(s_tir=True)
+    def shifted(A: T.Buffer((32, 264), "float32"), C: T.Buffer((32, 240), "float32")):
+        for i, k in T.grid(32, 240):
+            with T.sblock("doubled"):
+                vi, vk = T.axis.remap("SS", [i, k])
+                C[vi, vk] = A[vi, vk + 3] * T.float32(2)
+
+    sch = Schedule(shifted)
+    block = sch.get_sblock("doubled")
+    rows, columns = sch.get_loops(block)
+    outer, inner = sch.split(columns, [None, 24])
+    sch.reorder(outer, rows, inner)
+    copy = stage_in_shared(sch, block, 0, outer, "shared.dyn")
+    before = sch.mod.script()
+    with pytest.raises(IllegalSchedule, match=r"column of A that it begins at .*multiples of 4"):
+        fetch_by_tma(sch, copy, outer)
+    assert sch.mod.script() == before
+
+
 def test_a_copy_to_registers_is_refused() -> None:
     sch = Schedule(row_sums())
     block = sch.get_sblock("sum")
