@@ -558,6 +558,9 @@ def _by_warps(choice: Choice, problem: Matmul, machine: Machine, parts: int, cop
     m, n, k = problem.m, problem.n, problem.k
     unaligned = _unaligned(problem, VECTOR_BYTES)
     k_of_part = math.ceil(-(-k // tile.block_k) / parts) * tile.block_k
+    transposed = problem.layout == "nt"  # B, element by element, whatever its rows are
+    if transposed:
+        unaligned = unaligned[0], False
     straight = any(unaligned) and not copied
     blocks, resident = block_count(problem, tile) * parts, resident_blocks(choice, machine, itemsize)
     busiest = -(-blocks // machine.multiprocessors)
@@ -567,13 +570,15 @@ def _by_warps(choice: Choice, problem: Matmul, machine: Machine, parts: int, cop
     )
     multiplying = turns * tile.block_m * tile.block_n * k_of_part / SIMT_MULTIPLY_ADDS
     front = 0.0
+    copies = [0.0, float(transposed)]  # of single elements, for each that a tile has
     if copied:
         copied_bytes = (m * unaligned[0] + n * unaligned[1]) * k * itemsize
         front = _copying_cycles(copied_bytes, machine)
     elif straight:
         one_by_one = [math.gcd(row * itemsize, VECTOR_BYTES) for row in (k, problem.b_shape[1])]
-        copies = [itemsize / width if apart else 0.0 for width, apart in zip(one_by_one, unaligned)]  # an element
-        multiplying *= 1 + STRAIGHT_EDGE * (copies[0] / tile.block_n + copies[1] / tile.block_m)
+        straight_copies = [itemsize / width if apart else 0.0 for width, apart in zip(one_by_one, unaligned)]
+        copies = [max(pair) for pair in zip(copies, straight_copies)]
+    multiplying *= 1 + STRAIGHT_EDGE * (copies[0] / tile.block_n + copies[1] / tile.block_m)
     rounds = -(-busiest // resident)
     multiplying += rounds * (k_of_part // tile.block_k) * SIMT_BARRIERS * rates.barrier_cycles
     written_out = _written_out(tile) * choice.stages

@@ -30,8 +30,9 @@ Variants, compared by name:
   branch. Where tiles are too few to fill the GPU, or bring too little at once, the reduction is cut in parts, which a
   second kernel adds up. Operands whose rows are no multiples of 16 bytes are copied straight from where they are,
   element by element, where that is sooner done than a copy of them in front; and results with such rows are collected
-  in shared memory, so that neighbours are stored side by side. Threads have 8x8 outputs at most, and registers for no
-  more, so that as many blocks are resident as without such copies.
+  in shared memory, so that neighbours are stored side by side. Tiles of a B stored [n, k] are transposed on their way:
+  threads then read along columns, and not four steps ahead along k, for which they lack registers. Threads have 8x8
+  outputs at most, and registers for no more, so that as many blocks are resident as without such copies.
 
 What to expect: the first of these kernels that is held back by multiply-adds rather than by their operands; most in
 large products. Small ones gain by slices. Operands are float32; 16-bit ones are for tensor cores, in step 8.
@@ -67,6 +68,7 @@ from tensorir_ladder.schedules.memory import (
     initialize_before,
     read_through_registers,
     stage_in_padded,
+    stage_transposed,
     store_through_shared,
 )
 from tensorir_ladder.schedules.pipeline import fill_with_zeros, pipeline_loop, pipeline_reads
@@ -86,7 +88,7 @@ def schedule(problem: Matmul, config: Config) -> Schedule:
     scope = "shared.dyn" if fit.collected else tile.shared_scope(problem.itemsize, stages)
     block = align_and_split(sch, tile, fit)
     pad_to_tile(sch, block, [*(1 for _ in sch.get_loops(block)[:-3]), *tile.block])
-    loops = tile_for_warps(sch, interleave_lanes(sch, block, tile.lanes), tile)
+    loops = tile_for_warps(sch, interleave_lanes(sch, block, tile.lanes, transposed=fit.transposed), tile)
     sums, loops = sum_slices(sch, block, loops, scope)
     rows_together = 1 if variant == "no_raster" else 8
     grid = bind_grid(sch, [*loops.batch, *raster_blocks(sch, loops.block_row, loops.block_column, rows_together)])
@@ -102,8 +104,11 @@ def schedule(problem: Matmul, config: Config) -> Schedule:
     vectorize_write_back(sch, write_back, lane, unroll_scalars=True)
     if tile.slices > 1:
         add_slices(sch, block, grid, tile.threads[0], len(loops.batch), by_element=fit.collected)
-    for operand in (0, 1):
-        stage_in_padded(sch, sums, operand, loops.k_outer, tile.threads, scope, pad=variant != "unpadded")
+    for operand, transposed in ((0, False), (1, fit.transposed)):
+        if transposed:
+            stage_transposed(sch, sums, operand, loops.k_outer, tile.threads, scope, columns=3)
+        else:
+            stage_in_padded(sch, sums, operand, loops.k_outer, tile.threads, scope, pad=variant != "unpadded")
     for operand in (0, 1):
         read_through_registers(sch, sums, operand, loops.k_inner)
     initialize_before(sch, sums, loops.k_outer)
@@ -116,11 +121,13 @@ def schedule(problem: Matmul, config: Config) -> Schedule:
 @dataclass(frozen=True)
 class Fit:
     """Say how a product that the tiles do not fit is computed: its reduction in ``parts``; operands whose rows are no
-    whole vectors ``copied`` first; results with such rows ``collected`` in shared memory."""
+    whole vectors ``copied`` first; results with such rows ``collected`` in shared memory; tiles of a B that is stored
+    [n, k] ``transposed``, element by element, whatever its rows are."""
 
     parts: int = 1
     copied: bool = True
     collected: bool = False
+    transposed: bool = False
 
 
 def fit_of(problem: Matmul, config: Config) -> Fit:
@@ -129,19 +136,22 @@ def fit_of(problem: Matmul, config: Config) -> Fit:
         return Fit()
     choice, machine, tile = Choice(config.tile, config.stages), config.machine, config.tile
     parts = warp_parts(problem, choice, machine)
-    scattered = problem.layout == "nn" and problem.n * problem.itemsize % VECTOR_BYTES and parts == 1
+    scattered = problem.n * problem.itemsize % VECTOR_BYTES and parts == 1
     results = tile.collected_bytes(problem.itemsize, config.stages_of(problem))
     room = results <= int(machine.target.attrs["max_shared_memory_per_block"])
-    unaligned = problem.k * problem.itemsize % VECTOR_BYTES or problem.b_shape[1] * problem.itemsize % VECTOR_BYTES
+    transposed = problem.layout == "nt"
+    rows = [problem.k, *(() if transposed else (problem.n,))]
+    unaligned = any(row * problem.itemsize % VECTOR_BYTES for row in rows)
     copied = not unaligned or copied_first(choice, problem, machine, parts)
-    return Fit(parts, copied, bool(scattered and room))
+    return Fit(parts, copied, bool(scattered and room), transposed)
 
 
 def align_and_split(sch: Schedule, tile: WarpTile, fit: Fit) -> SBlockRV:
     """Bring rows that cp.async cannot copy in vectors to aligned ones, and cut the reduction; return what to tile."""
     block = sch.get_sblock("matmul")
     if fit.copied:
-        align_operands(sch, block, (tile.block_m, tile.block_n, tile.block_k * fit.parts))
+        rounded = (tile.block_m, tile.block_n, tile.block_k * fit.parts)
+        align_operands(sch, block, rounded, row_bytes=(VECTOR_BYTES, 1 if fit.transposed else VECTOR_BYTES))
     if fit.parts == 1:
         return block
     pad_to_tile(sch, block, (tile.block_m, tile.block_n, tile.block_k * fit.parts))  # so that sums have whole rows
@@ -181,7 +191,10 @@ TILES = TileSet.of(
 # and had 0.89 of the fastest one's speed on average. Few columns want tiles of 32. More tiles do not help the choice:
 # without 96x64x32, 96x128x32 and 128x64x32 in two slices, and 128x64x16, whose times are the least predictable, what it
 # takes is 1.003 times as fast, and 20 of 259 shapes are below 0.92 of cuBLAS instead of 24, though the fastest of all
-# that was timed is 0.998 times as fast (of shapes left out in turn, on an H200).
+# that was timed is 0.998 times as fast (of shapes left out in turn, on an H200). Nor do boxes by TMA help (a map for
+# each fourth row of A, which so begin at 16 bytes, and B brought to such rows by a kernel in front): on 130 shapes with
+# some 8 such kernels each the fastest of them was 0.92 times as fast as the fastest of these where no rows are whole
+# vectors, 0.99 where those of B are, 1.01 where both are.
 FITTED = TileSet.of(
     Choice(WarpTile(block=(64, 128, 16), warp=(32, 64), thread=(8, 8)), stages=3),
     Choice(WarpTile(block=(64, 128, 32), warp=(32, 64), thread=(8, 8)), stages=2),

@@ -79,7 +79,9 @@ class WarpTileLoops:
         return replace(self, **found)
 
 
-def interleave_lanes(sch: Schedule, block: SBlockRV, lanes: tuple[int, int], vector: int = FLOATS) -> LaneLoops:
+def interleave_lanes(
+    sch: Schedule, block: SBlockRV, lanes: tuple[int, int], vector: int = FLOATS, *, transposed: bool = False
+) -> LaneLoops:
     """Deal a contraction's rows and columns out to the lanes of a warp in turn, columns ``vector`` at a time.
 
     ::
@@ -92,7 +94,8 @@ def interleave_lanes(sch: Schedule, block: SBlockRV, lanes: tuple[int, int], vec
     What lanes load at once then lies side by side in shared memory: no two in one bank. The primed buffers are new;
     copies to shared memory and the write-back inline them (:func:`schedules.memory.inline_data_movement`,
     :func:`schedules.memory.accumulate_in_registers`). Where the second operand's rows run along k (``B[j, k]``) its
-    columns are dealt out one by one, and B' keeps k innermost.
+    columns are dealt out one by one, and B' keeps k innermost; ``transposed``: ``vector`` at a time there, too, for a
+    tile whose rows shall run along columns (:func:`schedules.memory.stage_transposed`).
 
     ``block`` has any number of batch loops, rows, columns and one reduction; ``lanes`` are (rows, columns).
 
@@ -104,7 +107,7 @@ def interleave_lanes(sch: Schedule, block: SBlockRV, lanes: tuple[int, int], vec
     check_warp_contraction(sch, block)
     rank = len(sch.get_loops(block))
     by_columns = innermost_iterator(sch, block, 1) == rank - 2
-    width = vector if by_columns else 1
+    width = vector if by_columns or transposed else 1
     _check_lanes(sch, block, (lanes[0], lanes[1] * width))
     rows, columns = lanes
 

@@ -14,6 +14,7 @@ from .staging import read_through_registers as read_through_registers
 from .staging import stage_in_padded as stage_in_padded
 from .staging import stage_in_shared as stage_in_shared
 from .staging import stage_through_registers as stage_through_registers
+from .staging import stage_transposed as stage_transposed
 from .staging import store_through_shared as store_through_shared
 from .swizzling import lower_swizzles as lower_swizzles
 from .swizzling import swizzle_rows as swizzle_rows

@@ -182,7 +182,9 @@ def _check_first_column(
     column = analyzer.simplify(replaced(load.indices[-1], values))
     vector = VECTOR_BYTES // dtype_bytes(load.source.dtype)
     if not analyzer.can_prove_equal(tirx.floormod(column, vector), 0):
-        raise _no_box(sch, copy, f"the column of {load.source.name} that it begins at", column, f"multiples of {vector}")
+        raise _no_box(
+            sch, copy, f"the column of {load.source.name} that it begins at", column, f"multiples of {vector}"
+        )
 
 
 def _check_shared(

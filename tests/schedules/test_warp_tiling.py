@@ -18,7 +18,7 @@ from support.schedules_on_cpu import convolve, normal, run
 from support.tensor_cores import stack_bytes
 from support.warps import AHEAD, SLICED, SMALL, staged
 from tensorir_ladder.harness.build import Kernel, Lowered, compiled, lower, lower_schedule, main_loop
-from tensorir_ladder.harness.emulation import emulated
+from tensorir_ladder.harness.emulation import EmulatorBackend, emulated
 from tensorir_ladder.harness.execution import GpuBackend, gpu_arch
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.verify import verify
@@ -145,6 +145,42 @@ def test_a_product_is_right_however_it_is_fitted(
     a, b, expected = operands(shape, layout)
     sch = step7.schedule(Matmul(*shape, layout=layout), config("fitted", tile, 2))
     close(run(sch, a, b, shape=shape[:2]), expected)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("copied", [True, False])
+@pytest.mark.parametrize("tile", [SMALL, SLICED[2], AHEAD], ids=str)
+def test_a_transposed_tile_changes_no_bit(tile: WarpTile, copied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a B that is stored [n, k], in parts too; its copies are of single elements, and nobody copies it in front."""
+    shape = (33, 35, 6 * tile.block_k + 1)
+    a, b, expected = operands(shape, "nt")
+    found = []
+    for transposed in (False, True):
+        for parts in (1, 3):
+            fit = step7.Fit(parts, copied, False, transposed)
+            monkeypatch.setattr(step7, "fit_of", lambda problem, config, fit=fit: fit)
+            sch = step7.schedule(Matmul(*shape, layout="nt"), config("fitted", tile, 2))
+            assert ("B_pad" in workspaces_of(sch)) == (copied and not transposed)
+            found.append(run(sch, a, b, shape=shape[:2]))
+            close(found[-1], expected)
+    assert np.array_equal(found[0], found[2])
+    assert np.array_equal(found[1], found[3])
+
+
+def workspaces_of(sch: Schedule) -> str:
+    """Name the buffers in device memory that a schedule's kernels leave each other."""
+    return " ".join(str(buffer.name) for buffer in lower_schedule(sch, machine_for("sm_90a"), "fitted").workspaces)
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize(
+    ("shape", "tile"), [((70, 133, 101), "64x64x32/32x64/8x8/2"), ((33, 96, 136), "128x96x32/64x32/8x8/2")], ids=str
+)
+def test_transposed_tiles_are_right_in_the_emulator(shape: tuple[int, int, int], tile: str) -> None:
+    kernel = build(shape, "fitted", WarpTile.parse(tile), layout="nt", stages=2)
+    widths = set(re.findall(r"cp_async_legacy_(?:pred_)?c[ag]_(\d+)_", kernel.cuda))
+    assert widths == ({"4"} if shape[2] % 4 else {"4", "16"})
+    verify(kernel, EmulatorBackend(), [3])
 
 
 def test_parts_are_added_by_a_second_kernel_and_elements_copied_without_one_in_front() -> None:
