@@ -511,7 +511,8 @@ def warp_cycles(choice: Choice, problem: Matmul, machine: Machine, parts: int = 
                    + filling the ring and bringing the instructions, for each round of blocks behind the first a
                      third as long, since others multiply meanwhile
                    + (parts > 1) adding up by another kernel
-                   + operands whose rows are no whole vectors: copied by a kernel in front, or element by element
+                   + operands whose rows are no whole vectors: copied by a kernel in front, or element by element;
+                   a B stored [n, k], whose tiles are transposed: element by element
 
     A TileSet's ``cost``; what is cheaper of the last two counts (:func:`copied_first`).
     """
@@ -561,7 +562,6 @@ def _by_warps(choice: Choice, problem: Matmul, machine: Machine, parts: int, cop
     transposed = problem.layout == "nt"  # B, element by element, whatever its rows are
     if transposed:
         unaligned = unaligned[0], False
-    straight = any(unaligned) and not copied
     blocks, resident = block_count(problem, tile) * parts, resident_blocks(choice, machine, itemsize)
     busiest = -(-blocks // machine.multiprocessors)
     last = busiest % resident  # blocks of the last round, which hide less
@@ -570,14 +570,15 @@ def _by_warps(choice: Choice, problem: Matmul, machine: Machine, parts: int, cop
     )
     multiplying = turns * tile.block_m * tile.block_n * k_of_part / SIMT_MULTIPLY_ADDS
     front = 0.0
-    copies = [0.0, float(transposed)]  # of single elements, for each that a tile has
+    copies = [0.0, 0.0]  # of a few elements each or single ones, for each element of a tile
     if copied:
         copied_bytes = (m * unaligned[0] + n * unaligned[1]) * k * itemsize
         front = _copying_cycles(copied_bytes, machine)
-    elif straight:
+    elif any(unaligned):
         one_by_one = [math.gcd(row * itemsize, VECTOR_BYTES) for row in (k, problem.b_shape[1])]
-        straight_copies = [itemsize / width if apart else 0.0 for width, apart in zip(one_by_one, unaligned)]
-        copies = [max(pair) for pair in zip(copies, straight_copies)]
+        copies = [itemsize / width if apart else 0.0 for width, apart in zip(one_by_one, unaligned)]
+    if transposed:
+        copies[1] = 1.0
     multiplying *= 1 + STRAIGHT_EDGE * (copies[0] / tile.block_n + copies[1] / tile.block_m)
     rounds = -(-busiest // resident)
     multiplying += rounds * (k_of_part // tile.block_k) * SIMT_BARRIERS * rates.barrier_cycles

@@ -19,6 +19,7 @@ from tensorir_ladder.schedules.inspection import (
     loop_extent,
     loop_name,
     loops_below,
+    operand_regions,
 )
 from tensorir_ladder.schedules.isa import ROW_BYTES, SECTOR_BYTES, VECTOR_BYTES, WARP
 from tensorir_ladder.schedules.loops.layout import index_map
@@ -233,16 +234,36 @@ def stage_transposed(
     many of the operand's innermost dimensions before k are columns (:func:`schedules.loops.interleave_lanes` with
     ``transposed`` makes three). Eight threads side by side read 32 bytes of a row, and four such groups rows next to
     each other; rows of the tile are longer by 16 bytes than a multiple of 128, so that what 32 threads store lies in 32
-    banks.
+    banks. Elements of 4 bytes can be copied asynchronously so, shorter ones not.
 
     Source: measured on an H200, float32, B stored [n, k], 2048 x 2048 x 4096 by 128 x 128 x 32: 726 us; with rows along
     k 1,010 us, since its threads keep registers in memory; cuBLAS 674 us.
+
+    Raises
+    ------
+    IllegalSchedule : for ``columns`` that the operand has not so many dimensions for; for an operand whose rows do not
+        run along the reduction.
     """
+    rows_along = sch.get(block).iter_vars[innermost_iterator(sch, block, operand)]
+    if rows_along.iter_type != tirx.IterVar.CommReduce:
+        raise IllegalSchedule(
+            "a tile whose rows run across the reduction already",
+            block=block_name(sch, block),
+            value=f"operand {operand}, whose rows run along {rows_along.var.name}",
+            remedy="stage it as it is (stage_in_padded)",
+        )
+    rank = len(operand_regions(sch, block)[operand].region)
+    if not 1 <= columns < rank:
+        raise IllegalSchedule(
+            "dimensions of an operand that are columns",
+            block=block_name(sch, block),
+            value=columns,
+            limit=f"1 to {rank - 1}, of {rank} dimensions",
+            remedy="count those that the block's columns became, before the reduction's",
+        )
     copy = stage_in_shared(sch, block, operand, loop, scope)
     inline_data_movement(sch, copy)
-    region = sch.get(copy).writes[0]
-    rank, itemsize = len(region.region), dtype_bytes(region.source.dtype)
-    batch = rank - columns - 1
+    batch, itemsize = rank - columns - 1, dtype_bytes(sch.get(copy).writes[0].source.dtype)
     across = index_map(rank, lambda *index: [*index[:batch], index[-1], *index[batch:-1]])
     sch.transform_layout(copy, ("write", 0), across)
     sch.storage_align(copy, 0, batch, ROW_BYTES // itemsize, VECTOR_BYTES // itemsize)

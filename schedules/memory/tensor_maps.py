@@ -107,11 +107,11 @@ def fetch_by_tma(sch: Schedule, copy: SBlockRV, loop: LoopRV, blocks: int = 1, a
     IllegalSchedule : for a copy that is no box of a matrix in device memory: of other elements than those beside and
         below each other, in rows that are no multiple of 16 bytes or more than 256 elements; swizzled rows that are not
         128 bytes; more than 256 rows, or boxes that leave the next one at no multiple of 128 bytes (1,024 where rows
-        are swizzled); a source whose rows are no multiple of 16 bytes apart, or columns from which boxes begin that
-        are none; a condition that is neither the source's
-        edge nor the end of an instruction's columns (:func:`schedules.tensor_cores.warpgroup.lay_out_own_panels`), or
-        other values than zeros beyond; ``blocks`` that copy something else each, that the grid's are no multiple of, or
-        for each of which a box has no eight rows, or whose rows are no multiple of eight.
+        are swizzled); a source whose rows are no multiple of 16 bytes apart, or columns from which boxes begin that are
+        none; a condition that is neither the source's edge nor the end of an instruction's columns
+        (:func:`schedules.tensor_cores.warpgroup.lay_out_own_panels`), or other values than zeros beyond; ``blocks``
+        that copy something else each, that the grid's are no multiple of, or for each of which a box has no eight rows,
+        or whose rows are no multiple of eight.
     """
     own, block = loops_below(sch, copy, loop), sch.get(copy)
     if len(own) < 2 or len(own) == len(sch.get_loops(copy)):

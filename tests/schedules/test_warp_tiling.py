@@ -35,6 +35,7 @@ from tensorir_ladder.schedules.loops import (
     walk_serpentine,
 )
 from tensorir_ladder.schedules.loops.serpentine import SERPENTINE
+from tensorir_ladder.schedules.memory import stage_transposed
 from tensorir_ladder.schedules.recipes import stage_for_warps
 from tensorir_ladder.schedules.tiles import Choice, ThreadTile, WarpTile
 from tensorir_ladder.schedules.workloads import (
@@ -148,6 +149,7 @@ def test_a_product_is_right_however_it_is_fitted(
 
 
 @pytest.mark.sampled(3)
+@pytest.mark.filterwarnings("ignore:copied to")
 @pytest.mark.parametrize("copied", [True, False])
 @pytest.mark.parametrize("tile", [SMALL, SLICED[2], AHEAD], ids=str)
 def test_a_transposed_tile_changes_no_bit(tile: WarpTile, copied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,6 +167,32 @@ def test_a_transposed_tile_changes_no_bit(tile: WarpTile, copied: bool, monkeypa
             close(found[-1], expected)
     assert np.array_equal(found[0], found[2])
     assert np.array_equal(found[1], found[3])
+
+
+def test_any_product_s_tile_may_be_transposed_and_what_has_none_is_refused() -> None:
+    """A product in plain loops, not dealt out to lanes: its columns are one dimension."""
+    shape = (32, 48, 40)
+    a, b, expected = operands(shape, "nt")
+    sch = Schedule(Matmul(*shape, layout="nt").prim_func())
+    block = sch.get_sblock("matmul")
+    i, j, k = sch.get_loops(block)
+    grid, row = sch.split(i, [None, 8])
+    k_outer, k_inner = sch.split(k, [None, 20])
+    sch.reorder(grid, k_outer, row, j, k_inner)
+    sch.bind(grid, "blockIdx.x")
+    sch.bind(row, "threadIdx.y")
+    before = sch.mod.script()
+    across = Schedule(Matmul(*shape, layout="nn").prim_func())
+    product_of_rows = across.get_sblock("matmul")
+    with pytest.raises(IllegalSchedule, match="run across the reduction already"):
+        stage_transposed(across, product_of_rows, 1, across.get_loops(product_of_rows)[2], (8, 4))
+    with pytest.raises(IllegalSchedule, match=r"columns .*2, limit 1 to 1"):
+        stage_transposed(sch, block, 1, k_outer, (8, 4), columns=2)
+    assert sch.mod.script() == before
+    copy = stage_transposed(sch, block, 1, k_outer, (8, 4)).copy
+    written = sch.get(copy).writes[0].source
+    assert list(map(int, written.shape)) == [40, 48]
+    close(run(sch, a, b, shape=shape[:2]), expected)
 
 
 def workspaces_of(sch: Schedule) -> str:
