@@ -231,10 +231,11 @@ def test_a_thread_that_adds_parts_keeps_its_own_results_alone() -> None:
 
 @pytest.mark.sampled(3)
 @pytest.mark.compiler
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("choice", STEPS[7].tiles_of("fitted").choices[:8:3], ids=lambda choice: str(choice.tile))
-def test_fitted_blocks_leave_each_other_the_registers_that_their_cost_counts(choice: Choice) -> None:
+def test_fitted_blocks_leave_each_other_the_registers_that_their_cost_counts(choice: Choice, layout: str) -> None:
     """Also where single elements are copied, whose addresses would otherwise be kept in registers; nothing spills."""
-    case = make_case(7, (201, 203, 507), "fitted", tile=choice.tile, stages=choice.stages)
+    case = make_case(7, (201, 203, 507), "fitted", tile=choice.tile, stages=choice.stages, layout=layout)
     kernel = compiled(lower(case), require_compiler())
     counted = resident_blocks(choice, case.config.machine, 4)
     assert f"__launch_bounds__({choice.tile.threads_per_block}, {counted})" in kernel.cuda
