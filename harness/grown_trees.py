@@ -147,7 +147,8 @@ def call_times(estimates: Estimates, watched: Callable[[Iterable[int]], Iterable
 class ScheduleMenus(msgspec.Struct, frozen=True):
     """Times of schedules on drawn shapes: of each, its sizes, cuBLAS's microseconds, and its kernels' rows.
 
-    ``kernel`` says what each row has.
+    ``kernel`` says what each row has. ``float32_nt`` are of a B stored [n, k]: what is chosen, and the same with tiles
+    that are not transposed (:func:`schedules.memory.stage_transposed`); no trees are grown over them.
     """
 
     gpu: str
@@ -156,6 +157,7 @@ class ScheduleMenus(msgspec.Struct, frozen=True):
     kernel: dict[str, tuple[str, ...]]
     float16: tuple[tuple[int, int, int, float, tuple[tuple[Any, ...], ...]], ...]
     float32: tuple[tuple[int, int, int, float, tuple[tuple[Any, ...], ...]], ...]
+    float32_nt: tuple[tuple[int, int, int, float, tuple[tuple[Any, ...], ...]], ...] = ()
 
 
 def read_menus(path: Path) -> ScheduleMenus:

@@ -17,6 +17,7 @@ from tensorir_ladder.schedules.errors import IllegalWorkload
 
 MOST_SETS = 512  # small problems stay in the L2: their launches take no longer than the launch itself
 DATA = "standard normal"
+DIGITS = 7  # of a sample that are kept: events tell half a microsecond apart, of all launches between them
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ class Racecourse:
         begun, number = time.perf_counter(), 0
         while number < rounds or self._goes_on(samples, plan, beside, begun):
             for index, taken_ms in self._round(graphs, first=number).items():
-                samples[index].append(taken_ms / (repeats * len(self.sets)))
+                samples[index].append(float(f"{taken_ms / (repeats * len(self.sets)):.{DIGITS}g}"))
             number += 1
         timings = tuple(Timing(label, tuple(times)) for (label, _), times in zip(contenders, samples))
         method = Method(

@@ -285,6 +285,21 @@ def test_what_is_chosen_is_near_the_fastest_that_was_timed(dtype: str, lost: flo
     assert max(over_best) < 1.3
 
 
+def test_tiles_of_a_b_stored_n_k_were_faster_transposed() -> None:
+    """Of shapes drawn by a seed of their own, in the same rounds as cuBLAS and as the same tiles along k."""
+    faster, of_cublas = [], []
+    for *sizes, cublas_us, ((*chosen, us), (form, *_, without_us)) in read_menus(
+        RESULTS / "schedule-menus.json.xz"
+    ).float32_nt:
+        assert (chosen, form) == (planned(Matmul(*sizes, "float32", "nt")), "untransposed")
+        faster.append(without_us / us)
+        of_cublas.append(cublas_us / us)
+    assert len(faster) >= 30
+    assert min(faster) > 1.1
+    assert statistics.geometric_mean(faster) > 1.25
+    assert statistics.geometric_mean(of_cublas) > 1
+
+
 def planned(problem: Matmul) -> list[object]:
     """What is chosen for a product, as the menus have it: the form, its tile, and what the model plans besides."""
     step, config = choose_step(problem, machine_of())
