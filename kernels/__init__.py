@@ -8,6 +8,7 @@ whose docstring has the main loop in a few lines:
 - :mod:`.swapped` (step 12 for few rows): the same with operands exchanged, the reduction split over a cluster.
 - :mod:`.persistent` (step 13): as many blocks as run at once, each with one output tile after the other.
 - :mod:`.unaligned`: a short reduction at once, of rows that TMA cannot step over (:func:`torch_ops.matmul`).
+- :mod:`.shifting`: such rows of a long reduction, by producer warps that shift them into place, a ring's k tile each.
 - :mod:`.attention`: both products of attention and the softmax between them (Relax modules).
 - :mod:`.tcgen05_ring` (step 14): step 11's ring on Blackwell, sums in tensor memory.
 
@@ -17,7 +18,8 @@ They are put together from public building blocks:
 - loading: :mod:`.tma` (tensor maps, copies of boxes), :mod:`.ring` (mbarriers, a role's place in the ring),
   :mod:`.panels` (operands as TMA writes and instructions read them, descriptors).
 - multiplying: :mod:`.wgmma` (Hopper), :mod:`.tcgen05` (Blackwell, its tensor memory).
-- both: :mod:`.whole_rows` (rows of B as they lie, multiplied from registers).
+- both: :mod:`.shifted_rows` (rows that begin anywhere, laid down as TMA would), :mod:`.whole_rows` (rows of B as they
+  lie, multiplied from registers).
 - beside the products: :mod:`.online_softmax` (of rows that come tile by tile).
 - who does what: :mod:`.roles` (producer and consumer warpgroups), :mod:`.raster` (the order of blocks),
   :mod:`.stream_k` (k tiles shared out among persistent blocks), :mod:`.partial_sums` (what these hand to each other),

@@ -150,15 +150,21 @@ class RoleBlock:
     """
 
     def __init__(
-        self, blocks: int, consumers: int, cluster: int = 1, across: int = 1, overlapped: bool = False
+        self,
+        blocks: int,
+        consumers: int,
+        cluster: int = 1,
+        across: int = 1,
+        overlapped: bool = False,
+        producers: int = 1,
     ) -> None:
         self.number = named("block", T.cta_id([blocks]))
         self.member = named("member", T.cta_id_in_cluster([cluster])) if cluster > 1 else 0
         self.member = held("held_member", self.member, overlapped and cluster > 1)
-        self.warpgroup = named("warpgroup", T.warpgroup_id([1 + consumers]))
+        self.warpgroup = named("warpgroup", T.warpgroup_id([producers + consumers]))
         self.warp = named("warp", T.warp_id_in_wg([WARPS]))
         self.lane = named("lane", T.lane_id([32]))
-        self.thread = named("thread", T.thread_id([(1 + consumers) * WARPGROUP]))
+        self.thread = named("thread", T.thread_id([(producers + consumers) * WARPGROUP]))
         self.cluster, self.consumers, self.overlapped = cluster, consumers, overlapped
         self.down, self.across = cluster // across, across
         # The larger group's blocks have numbers in a row, whose multiprocessors are neighbours: up to 1.4 times faster.
@@ -222,8 +228,9 @@ class SharedRing:
         bounded: bool,
         result_bytes: int = 0,
         in_ring: bool = False,
+        arrivals: int = 1,
     ) -> None:
-        self.stages = stages
+        self.stages, self.arrivals = stages, arrivals
         result_bytes = result_bytes or consumers * RESULT_BOXES * WGMMA_ROWS * ROW_BYTES
         ring_bytes = max(stages * stage_bytes, result_bytes if in_ring else 0)
         self.ring = named("ring", pool.alloc((ring_bytes,), "uint8", align=1024))
@@ -240,7 +247,7 @@ class SharedRing:
     def begin(self, here):
         """Emit the barriers' initialization, and what must lie before their use."""
         if here.thread == 0:
-            self.full.initialize(1)
+            self.full.initialize(self.arrivals)
             self.empty.initialize(here.consumers * WARPS * here.fillers)
         begin_together(here)
 

@@ -22,7 +22,7 @@ from tensorir_ladder.kernels.tiles import ROLE_CHOICES, HopperTile
 from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.torch_ops.choice import Choice, Setting, Short, choose, of_any_rows
+from tensorir_ladder.torch_ops.choice import AnyChoice, Lain, Setting, choose, of_any_rows
 from tensorir_ladder.torch_ops.copies import Copying
 from tensorir_ladder.torch_ops.driver import cuda_driver
 from tensorir_ladder.torch_ops.errors import FirstCallInCapture, NoTorch, UnsupportedGpu, WrongDevice, WrongDtype
@@ -32,6 +32,7 @@ from tensorir_ladder.torch_ops.launcher import LoadedKernel, load_kernel
 from tensorir_ladder.torch_ops.operands import Form, Operands, arrange, check_bias, is_dense, output_rows
 from tensorir_ladder.torch_ops.product import Product
 from tensorir_ladder.torch_ops.rates import cost_rates
+from tensorir_ladder.torch_ops.shifted import Shifting, shifts_rows
 from tensorir_ladder.torch_ops.short_reductions import Unaligned, more_microseconds, reads_as_they_lie
 
 if TYPE_CHECKING:
@@ -70,8 +71,9 @@ def matmul(
     are contiguous, and either rows or columns of ``b``, so that ``w.T`` of an (n, k) tensor is multiplied as it lies.
     Rows may be parts of longer ones (a slice of a matrix) where they begin multiples of 16 bytes apart. Contiguous
     matrices whose rows do not are copied to padded rows at each call, or read as they lie, where k is short
-    (:mod:`torch_ops.short_reductions`); to an output whose rows do not, results are copied only where these have gaps,
-    or a kernel stores by TMA alone. A warning, :class:`torch_ops.errors.PaddedCopy`, names copies once, with the bytes.
+    (:mod:`torch_ops.short_reductions`) or few rows meet a large matrix (:mod:`torch_ops.shifted`); to an output whose
+    rows do not, results are copied only where these have gaps, or a kernel stores by TMA alone. A warning,
+    :class:`torch_ops.errors.PaddedCopy`, names copies once, with the bytes.
 
     ``bias`` has n elements side by side, of the output's dtype or float32, one for each column. ``activation`` is
     "relu", "gelu" (the exact form, by erf) or "silu". All three are done to the float32 sums before they are rounded;
@@ -226,29 +228,30 @@ def _product(
     finish = Epilogue(float(alpha), forms["bias"].dtype if bias else "", activation or "")
     machine = gpu_machine(device)
     choice, problem, setting = choose_for(operands, finish, any_m, machine, result)
-    kernel, any_address = _loaded(choice, problem, setting, device), isinstance(choice, Unaligned)
+    kernel = _loaded(choice, problem, setting, device)
+    free = choice.at_any_element if isinstance(choice, Unaligned | Shifting) else ""
     copying = functools.partial(_loaded, Copying(), None, Setting(machine), device)
-    return Product(kernel, operands, result, dtype, copying, any_address)
+    return Product(kernel, operands, result, dtype, copying, free)
 
 
 def choose_for(
     operands: Operands, finish: Epilogue, any_m: bool, machine: Machine, out: Rows | None = None
-) -> tuple[Choice | Streamed | Unaligned, Matmul, Setting]:
+) -> tuple[AnyChoice, Matmul, Setting]:
     """Choose a kernel for operands, and say for which product and in which setting it is made.
 
     ``out``: how its output lies; contiguous where that is not said.
     """
     problem, batch = operands.problem, operands.batch or 1
-    short = None
-    if not any_m and reads_as_they_lie(operands, out or operands.contiguous):
-        short = Short(operands.exact, more_microseconds(operands))
+    lain, result = None, out or operands.contiguous
+    if not any_m and (reads_as_they_lie(operands, result) or shifts_rows(operands, result)):
+        lain = Lain(operands.exact, more_microseconds(operands))
     # What is refused of many rows is refused of few: results that do not leave by TMA.
     dense = operands.are_dense(out) and (not any_m or can_store_by_tma(problem, ROLE_CHOICES[0].tile))
     narrows = operands.narrows(out) and not any_m
     gaps = out is not None and not is_dense(out, dtype_bytes(problem.out_dtype))
     exact = operands.exact == problem
-    choice = choose(problem, machine, batch, any_m, dense, narrows, operands.steps, short, gaps, exact)
-    if isinstance(choice, Unaligned):
+    choice = choose(problem, machine, batch, any_m, dense, narrows, operands.steps, lain, gaps, exact)
+    if isinstance(choice, Unaligned | Shifting):
         return choice, operands.exact, Setting(machine, finish=finish)
     if isinstance(choice, Streamed):
         return choice, problem, Setting(machine, finish=finish)

@@ -43,9 +43,11 @@ from tensorir_ladder.torch_ops.few_rows import Streamed, streams
 from tensorir_ladder.torch_ops.launcher import TIR_PIPELINE
 from tensorir_ladder.torch_ops.one_tile import all_tiles, one_tile_stages
 from tensorir_ladder.torch_ops.rates import read
-from tensorir_ladder.torch_ops.short_reductions import Unaligned, fastest_tile
+from tensorir_ladder.torch_ops.shifted import Shifting, fastest_shifting
+from tensorir_ladder.torch_ops.short_reductions import MOST_STEPS, Unaligned, fastest_tile
 
 ITEMSIZE = 2
+UNSURE = 1.05  # by which a kernel that shifts rows must be faster: of 106 products 35 were 1.2 times as fast by it
 Extent = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 TUNED = Path(__file__).parent / "tuned"
 
@@ -161,8 +163,8 @@ PAIRS = tuple(
 RING_MENU = (*RING_CHOICES, tiles.Choice(HopperTile.parse("128x192x64/2x1"), 5))
 
 
-class Short(NamedTuple):
-    """A product of a short reduction whose operands a kernel may read as they lie.
+class Lain(NamedTuple):
+    """A product whose operands a kernel may read as they lie, or some of them: which kernel, its reduction says.
 
     ``more_us`` is what all other kernels take beside their estimates: copies, and results stored row by row.
     """
@@ -217,6 +219,9 @@ class Choice:
         return self.kernel.takes(problem, self.tile, machine)
 
 
+AnyChoice = Choice | Streamed | Unaligned | Shifting  # what multiplies
+
+
 def choices(menu: Iterable[StepKernel] = MENU) -> Iterator[Choice]:
     """Yield every kernel with each of its tiles."""
     for kernel in menu:
@@ -236,10 +241,10 @@ def choose(
     dense: bool = False,
     narrows: bool = False,
     rows: tuple[int, int] | None = None,
-    short: Short | None = None,
+    lain: Lain | None = None,
     gaps: bool = False,
     exact: bool = True,
-) -> Choice | Streamed | Unaligned:
+) -> AnyChoice:
     """Return what was measured to be fastest on this GPU; or else the choice that should take the least time.
 
     What the user measured (:mod:`.tuned_here`) goes before what we did; what should take the least time is kept for
@@ -247,7 +252,7 @@ def choose(
     ``batch`` and ``any_rows`` are those of :class:`Setting`; nothing of theirs was measured. Where operands are
     ``dense``, without gaps between rows, few rows may be taken by a kernel that streams the other operand; where it
     ``narrows``, results are stored to rows that TMA cannot step over, as not every kernel does. ``rows``: the elements
-    that rows of A and B begin apart where the kernel reads them; without gaps if None. ``short``: what a kernel may
+    that rows of A and B begin apart where the kernel reads them; without gaps if None. ``lain``: what a kernel may
     read as it lies instead, without copies. Where the output has ``gaps`` between its rows, no reduction is in parts,
     whose results TMA does not store: they would be copied. ``exact``: operands have the problem's sizes; else no rows
     are read whole. Raises IllegalTile where the GPU can hold no choice, with what is wrong with the first.
@@ -263,10 +268,10 @@ def choose(
     from tensorir_ladder.torch_ops.kept_choices import find_choice, keep_choice  # which needs the kernels
 
     gpu = str(machine.target), machine.name, machine.multiprocessors
-    asked = problem, *gpu, batch, any_rows, dense, narrows, rows, short, gaps, exact
+    asked = problem, *gpu, batch, any_rows, dense, narrows, rows, lain, gaps, exact
     found = find_choice(*asked)
     if found is None:
-        found = _cheapest(problem, machine, batch, any_rows, dense, narrows, rows, short, gaps, exact)
+        found = _cheapest(problem, machine, batch, any_rows, dense, narrows, rows, lain, gaps, exact)
         keep_choice(found, *asked)
     return found
 
@@ -279,10 +284,10 @@ def _cheapest(
     dense: bool,
     narrows: bool,
     rows: tuple[int, int] | None,
-    short: Short | None,
+    lain: Lain | None,
     gaps: bool,
     exact: bool,
-) -> Choice | Streamed | Unaligned:
+) -> AnyChoice:
     """Return the choice that should take the least time; see :func:`choose`."""
     flexible = batch > 1 or any_rows
     estimates = _estimates(str(machine.target), machine.name, machine.multiprocessors, flexible)
@@ -294,13 +299,22 @@ def _cheapest(
         times.tiles[all_tiles().in_rows] = math.inf
     chosen = next(place for place in times.menu.argsort() if _able(estimates.kernels[place], problem, machine, narrows))
     least = int(times.tiles.argmin())
-    if short:
-        tile, us = fastest_tile(short.problem, machine.multiprocessors)
-        if us < min(times.tiles[least], times.menu[chosen]) + short.more_us:
-            return Unaligned(tile)
+    if lain:
+        found, us = _as_it_lies(lain.problem, machine.multiprocessors)
+        if us < min(times.tiles[least], times.menu[chosen]) + lain.more_us:
+            return found
     if times.tiles[least] < times.menu[chosen]:
         return of_one_tile(all_tiles().tile(least, problem.n), one_tile_stages(problem, least, machine.multiprocessors))
     return estimates.kernels[chosen]
+
+
+def _as_it_lies(problem: Matmul, multiprocessors: int) -> tuple[Unaligned | Shifting, float]:
+    """Return the choice that reads operands as they lie, and its microseconds: by the reduction's length."""
+    if problem.k > MOST_STEPS:
+        shifting, us = fastest_shifting(problem, multiprocessors)
+        return shifting, us * UNSURE
+    tile, us = fastest_tile(problem, multiprocessors)
+    return Unaligned(tile), us
 
 
 def _able(choice: Choice | Streamed, problem: Matmul, machine: Machine, narrows: bool) -> bool:

@@ -16,11 +16,9 @@ from tensorir_ladder.kernels.codegen.build_cache import BuildCache, digest_sourc
 from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan
 from tensorir_ladder.kernels.codegen.toolchain import Compiler
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.torch_ops.choice import Choice, Setting
+from tensorir_ladder.torch_ops.choice import AnyChoice, Setting
 from tensorir_ladder.torch_ops.copies import Copying
-from tensorir_ladder.torch_ops.few_rows import Streamed
 from tensorir_ladder.torch_ops.launcher import CompiledKernel, compile_kernel
-from tensorir_ladder.torch_ops.short_reductions import Unaligned
 
 KERNELS, SUFFIX, PLAN_END = BuildCache("kernels"), ".kernel", b"\n"  # a line of the launch, then the cubin
 ROOT = Path(__file__).parents[1]
@@ -28,7 +26,7 @@ SOURCES = ("schedules/**/*.py", "kernels/**/*.py", "torch_ops/*.py")
 LOADED = digest_sources(ROOT, SOURCES)  # of what this process runs
 
 
-Chosen = Choice | Streamed | Unaligned | Copying  # what makes a kernel
+Chosen = AnyChoice | Copying  # what makes a kernel
 
 
 def build_kernel(choice: Chosen, problem: Matmul | None, setting: Setting, compiler: Compiler) -> CompiledKernel:

@@ -13,33 +13,40 @@ from pathlib import Path
 import msgspec
 
 from tensorir_ladder.kernels.codegen.build_cache import BuildCache, digest_sources
-from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
+from tensorir_ladder.kernels.tiles import ClusterTile, HopperTile, RoleTile
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.torch_ops import estimates, left_over, rates
-from tensorir_ladder.torch_ops.choice import EXCHANGED, KERNELS, MENU, UPRIGHT, Choice
+from tensorir_ladder.torch_ops.choice import EXCHANGED, KERNELS, MENU, UPRIGHT, AnyChoice, Choice
 from tensorir_ladder.torch_ops.few_rows import Streamed
 from tensorir_ladder.torch_ops.kept import LOADED
+from tensorir_ladder.torch_ops.shifted import Shifting
 from tensorir_ladder.torch_ops.short_reductions import Unaligned
 
 CHOICES, SUFFIX = BuildCache("choices"), ".json"
 OFFERED = (*MENU, EXCHANGED, UPRIGHT, *KERNELS.values())  # the last of them to batches, and any number of rows
-STREAMED, UNALIGNED = len(OFFERED), len(OFFERED) + 1
+STREAMED, UNALIGNED, SHIFTING = range(len(OFFERED), len(OFFERED) + 3)
 
 
 class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A choice: the place of its kernel in OFFERED, or STREAMED without tile and stages, UNALIGNED without stages."""
+    """A choice: the place of its kernel in OFFERED, or STREAMED without tile and stages, UNALIGNED without stages.
+
+    Or SHIFTING, without them too, and the operands that it shifts.
+    """
 
     kernel: int
     tile: str = ""
     stages: int = 0
+    shifts: str = ""
 
     @property
-    def choice(self) -> Choice | Streamed | Unaligned | None:
+    def choice(self) -> AnyChoice | None:
         """The choice; None for one that there is not, IllegalSchedule for a tile that is none."""
         if self.kernel == STREAMED:
             return Streamed()
         if self.kernel == UNALIGNED:
             return Unaligned(HopperTile.parse(self.tile))
+        if self.kernel == SHIFTING:
+            return Shifting(ClusterTile.parse(self.tile), self.shifts)
         if not 0 <= self.kernel < STREAMED:
             return None
         kernel = OFFERED[self.kernel]
@@ -49,7 +56,7 @@ class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return next((Choice(kernel, each.tile, each.stages) for each in listed), None)
 
 
-def find_choice(*asked: object) -> Choice | Streamed | Unaligned | None:
+def find_choice(*asked: object) -> AnyChoice | None:
     """Return what was chosen where the same was asked; None where that is not kept, or cannot be read."""
     kept = CHOICES.find(_recipe(asked), SUFFIX)
     if kept is None:
@@ -60,10 +67,14 @@ def find_choice(*asked: object) -> Choice | Streamed | Unaligned | None:
         return None
 
 
-def keep_choice(choice: Choice | Streamed | Unaligned, *asked: object) -> None:
+def keep_choice(choice: AnyChoice, *asked: object) -> None:
     """Keep what was chosen where this was asked."""
-    line = _Line(UNALIGNED, str(choice.tile)) if isinstance(choice, Unaligned) else _Line(STREAMED)
-    if isinstance(choice, Choice):
+    line = _Line(STREAMED)
+    if isinstance(choice, Unaligned):
+        line = _Line(UNALIGNED, str(choice.tile))
+    elif isinstance(choice, Shifting):
+        line = _Line(SHIFTING, str(choice.tile), shifts=choice.shifts)
+    elif isinstance(choice, Choice):
         line = _Line(OFFERED.index(choice.kernel), str(choice.tile), choice.stages)
     CHOICES.put(_recipe(asked), SUFFIX, msgspec.json.encode(line))
 

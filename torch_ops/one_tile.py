@@ -311,9 +311,14 @@ def one_tile_stages(problem: Matmul, place: int, multiprocessors: int) -> int:
 
 def _spread(tiles: _Tiles, blocks: np.ndarray, multiprocessors: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the blocks of a multiprocessor, and the multiprocessors that have one."""
-    clusters = multiprocessors // GROUP_OF * (GROUP // tiles.cluster) + SHORT_GROUP // tiles.cluster
-    places = np.where(tiles.cluster > 2, clusters * tiles.cluster, multiprocessors)
+    places = clusters_at_once(tiles.cluster, multiprocessors)
     return -(-blocks // places), np.minimum(blocks, places)
+
+
+def clusters_at_once(cluster: Any, multiprocessors: int) -> Any:
+    """Return how many blocks in clusters of so many a GPU holds at once, of which a multiprocessor holds one."""
+    clusters = multiprocessors // GROUP_OF * (GROUP // cluster) + SHORT_GROUP // cluster
+    return np.where(np.greater(cluster, 2), clusters * cluster, multiprocessors)
 
 
 def named(tile: RoleTile) -> str:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Product:
     """A product of tensors of one form: ``product(a, b, out, bias)`` runs it in the current stream, returns the output.
 
-    ``any_address``: what the kernel reads and writes may begin at any element.
+    ``at_any_element``: what the kernel reads and writes may begin at any element, "A", "B" and "C" of them.
     What is copied is copied by one launch before the product's, and one behind it; each of the three may begin early.
     ``copying`` loads the kernel of these, where one is needed. Room for copies comes from torch's allocator at each
     call. It keeps freed memory for the next one, orders its reuse by streams and lets a captured graph have its own,
@@ -36,7 +36,7 @@ class Product:
         out: Rows,
         dtype: torch.dtype,
         copying: Callable[[], LoadedKernel],
-        any_address: bool = False,
+        at_any_element: str = "",
     ) -> None:
         import torch
 
@@ -54,7 +54,9 @@ class Product:
         )
         self._result = operands.output(kernel.plan, out)
         narrowed = self._result is out and out.columns < problem.n  # stored without TMA
-        self._aligned = ("a", "b") * (not any_address) + ("out",) * (not any_address and not narrowed)
+        addresses = {"A": "a", "B": "b", "C": "out"}
+        free = at_any_element + "C" * narrowed
+        self._aligned = tuple(name for matrix, name in addresses.items() if matrix not in free)
         # By identity: room for the result may lie as the output does, whose rows TMA must not store beyond.
         self._copies = self._a is not operands.a or self._b is not operands.b or self._result is not out
         self._extents = operands.a.extent(self._itemsize), operands.b.extent(self._itemsize)

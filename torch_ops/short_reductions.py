@@ -43,6 +43,7 @@ class Unaligned:
     tile: HopperTile
 
     PIPELINE: ClassVar[str] = TIR_PIPELINE
+    at_any_element: ClassVar[str] = "ABC"  # matrices that may begin so
 
     def __str__(self) -> str:
         return f"rows as they lie, {self.tile}, launched early"

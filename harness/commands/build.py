@@ -22,11 +22,11 @@ from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.isa import PTX_TYPES
 from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
 from tensorir_ladder.torch_ops.call import choose_for, gpu_machine
-from tensorir_ladder.torch_ops.choice import Choice, Setting
+from tensorir_ladder.torch_ops.choice import AnyChoice, Setting
 from tensorir_ladder.torch_ops.copies import Copying
-from tensorir_ladder.torch_ops.few_rows import Streamed
 from tensorir_ladder.torch_ops.kept import KERNELS, Chosen, build_kernel, find_kernel
 from tensorir_ladder.torch_ops.operands import Form, Operands, arrange
+from tensorir_ladder.torch_ops.shifted import Shifting
 from tensorir_ladder.torch_ops.short_reductions import Unaligned
 
 SHAPE = re.compile(r"(\d+)x(\d+)x(\d+)")
@@ -46,7 +46,7 @@ class ToBuild:
     multiprocessors: int
 
     @property
-    def made_for(self) -> tuple[Choice | Streamed | Unaligned, Matmul, Setting]:
+    def made_for(self) -> tuple[AnyChoice, Matmul, Setting]:
         """The kernel's choice, its product with rows as TMA takes them, and its setting."""
         return choose_for(self._operands, PLAIN, False, self._machine)
 
@@ -54,7 +54,10 @@ class ToBuild:
     def kernels(self) -> list[tuple[Chosen, Matmul | None, Setting]]:
         """All that a call loads: the product's kernel, and the one that copies rows where some are copied."""
         made_for = self.made_for
-        copies = self._operands.are_copied and not isinstance(made_for[0], Unaligned)
+        choice, operands = made_for[0], self._operands
+        copies = operands.are_copied and not isinstance(choice, Unaligned)
+        if isinstance(choice, Shifting):
+            copies = choice.copies(operands)
         return [made_for, *([(Copying(), None, Setting(self._machine))] if copies else [])]
 
     @property

@@ -14,8 +14,9 @@ from tensorir_ladder.harness.lab.sanitizer.subjects import Subject
 from tensorir_ladder.kernels.codegen.host_code import launch_plan
 from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.kernels.persistent import persistent
+from tensorir_ladder.kernels.shifting import room_for, shifting
 from tensorir_ladder.kernels.swapped import swapped
-from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
+from tensorir_ladder.kernels.tiles import ClusterTile, HopperTile, RoleTile
 from tensorir_ladder.kernels.unaligned import unaligned
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
 from tensorir_ladder.schedules.workloads import Matmul
@@ -52,11 +53,18 @@ SHORT = {
     "rows as they lie": ((70, 99, 117), "nn", "64x64x128/1x1"),
     "rows as they lie, two warpgroups": ((150, 131, 61), "nt", "128x128x64/2x1"),
 }
+# And of a long reduction: tile, and the operands that are shifted.
+SHIFTED = {
+    "rows of both shifted": ((70, 99, 197), "nn", "64x64x64/1x1/1x1", "AB"),
+    "rows of B shifted, parts added up in a cluster": ((150, 131, 328), "nn", "128x128x64/2x1/1x1/3", "B"),
+    "rows of B along k shifted": ((70, 136, 197), "nt", "64x64x64/1x1/1x1/2", "AB"),
+    "rows of A shifted, three warpgroups": ((250, 136, 261), "nn", "192x64x64/3x1/1x1", "A"),
+}
 
 
 def subject_names() -> list[str]:
     """Name all of them."""
-    return [*FORMS, *SHORT]
+    return [*FORMS, *SHORT, *SHIFTED]
 
 
 def subject(name: str) -> Subject:
@@ -65,6 +73,10 @@ def subject(name: str) -> Subject:
         shape, layout, tile = SHORT[name]
         problem = Matmul(*shape, "float16", layout)
         return _whole(name, problem, unaligned(problem, HopperTile.parse(tile), overlapped=True))
+    if name in SHIFTED:
+        shape, layout, text, shifts = SHIFTED[name]
+        problem, tile = Matmul(*shape, "float16", layout), ClusterTile.parse(text)
+        return _whole(name, problem, shifting(problem, tile, shifts, *room_for(problem, tile, shifts), overlapped=True))
     number, variant, shape, layout, text, stages, multiprocessors = FORMS[name]
     problem, tile = Matmul(*shape, "float16", layout), RoleTile.parse(text)
     if number == 12:

@@ -34,19 +34,20 @@ from tensorir_ladder.kernels.codegen.host_code import launch_plan
 from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, Rows
 from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.kernels.codegen.toolchain import NoCompiler
-from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
+from tensorir_ladder.kernels.tiles import ClusterTile, HopperTile, RoleTile
 from tensorir_ladder.schedules import cost
 from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.errors import IllegalTile, IllegalWorkload
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops import call as api
+from tensorir_ladder.torch_ops import choice as choice_module
 from tensorir_ladder.torch_ops import describe, kept, matmul
 from tensorir_ladder.torch_ops.choice import (
     KERNELS,
     MENU,
     Choice,
+    Lain,
     Setting,
-    Short,
     choices,
     choose,
     tuned,
@@ -67,7 +68,8 @@ from tensorir_ladder.torch_ops.errors import (
 from tensorir_ladder.torch_ops.few_rows import Streamed
 from tensorir_ladder.torch_ops.launcher import CompiledKernel
 from tensorir_ladder.torch_ops.operands import Form, arrange
-from tensorir_ladder.torch_ops.short_reductions import Unaligned, fastest_tile
+from tensorir_ladder.torch_ops.shifted import Shifting
+from tensorir_ladder.torch_ops.short_reductions import MOST_STEPS, Unaligned, fastest_tile
 
 TARGET = machine_for("sm_90a").target()
 
@@ -196,15 +198,15 @@ def _use(
         dense: bool,
         narrows: bool,
         rows: tuple[int, int],
-        short: Short | None,
+        lain: Lain | None,
         gaps: bool,
         exact: bool,
     ) -> Choice | Streamed | Unaligned:
-        if choosing is _simple and short:
-            return Unaligned(fastest_tile(short.problem, 132)[0])
+        if choosing is _simple and lain and lain.problem.k <= MOST_STEPS:
+            return Unaligned(fastest_tile(lain.problem, 132)[0])
         if choosing is _simple and (batch, any_rows) == (1, False):
             return _simple(problem, machine)
-        return choose(problem, machine, batch, any_rows, dense, narrows, rows, short, gaps, exact)
+        return choose(problem, machine, batch, any_rows, dense, narrows, rows, lain, gaps, exact)
 
     def lowered(choice: Choice | Streamed, problem: Matmul, setting: Setting, _compiler: Any) -> CompiledKernel:
         key = (str(choice), problem, replace(setting, machine=None))
@@ -504,6 +506,48 @@ def test_operands_of_a_short_reduction_are_read_as_they_lie(
     assert library.count("cuModuleLoadData") == 1
 
 
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("b_lies", ["dense", "transposed"])
+@pytest.mark.parametrize("out_dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("shape", "shifts", "launches"),
+    [
+        ((40, 95, 327), "AB", 1),
+        ((1, 95, 257), "B", 1),
+        ((2, 95, 257), "B", 2),
+        ((65, 7, 333), "A", 2),
+        ((70, 136, 259), "A", 1),
+    ],
+)
+def test_rows_of_a_long_reduction_are_shifted(
+    library: Library,
+    monkeypatch: pytest.MonkeyPatch,
+    shape: tuple[int, int, int],
+    shifts: str,
+    launches: int,
+    out_dtype: str,
+    b_lies: str,
+) -> None:
+    """Those of operands that begin at any element; what TMA loads instead is copied, if it must be."""
+    shifting = Shifting(ClusterTile.parse("64x64x64/1x1/1x1"), shifts)
+    monkeypatch.setattr(choice_module, "fastest_shifting", lambda *_: (shifting, 0.0))
+    _use(library, monkeypatch, choose)
+    (m, n, k), dtype = shape, "float16" if out_dtype == "float32" else out_dtype
+    if b_lies == "transposed" and "B" not in shifts and n % 8 == 0:
+        launches = 2  # B's rows have k elements then
+    a = Tensor.integers(0, (m, k), dtype, offset=6 if "A" in shifts else 0)
+    b = operand(1, (k, n), b_lies, dtype)
+    for calls, out in enumerate((None, Tensor.empty((m, n), out_dtype)), 1):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PaddedCopy)
+            got = matmul(a, b, out=out, out_dtype=tensor_dtype(out_dtype))
+            said = describe(a, b, out=got)
+        assert f"rows of {' and '.join(shifts)} shifted" in said
+        assert ("copies" in said) == (launches > 1)
+        assert (got.array.astype(np.float64) == product_of(a, b, got.array.dtype)).all()
+        assert library.count("cuLaunchKernelEx") == launches * calls
+
+
 @pytest.mark.parametrize("lies", ["a long reduction", "gaps", "any number of rows", "rows that TMA reads"])
 def test_other_operands_are_not_read_as_they_lie(library: Library, lies: str) -> None:
     k, n = (257 if lies == "a long reduction" else 64), (96 if lies == "rows that TMA reads" else 95)
@@ -798,6 +842,8 @@ GPU_SHAPES = [
     (1, 4095, 4097),
     (1023, 1025, 513),
     (129, 8, 8),
+    (100, 4095, 4097),
+    (4097, 100, 4095),
 ]
 
 
@@ -820,7 +866,9 @@ def test_products_are_right(real: Any, shape: tuple[int, int, int], b_lies: str,
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore::tensorir_ladder.torch_ops.errors.PaddedCopy")
-@pytest.mark.parametrize("shape", [(256, 256, 256), (200, 95, 63), (200, 95, 263), (1023, 1025, 513), (128, 64, 8192)])
+@pytest.mark.parametrize(
+    "shape", [(256, 256, 256), (200, 95, 63), (200, 95, 263), (1023, 1025, 513), (128, 64, 8192), (100, 4095, 4097)]
+)
 def test_a_captured_product_reads_what_is_there_when_it_is_replayed(real: Any, shape: tuple[int, int, int]) -> None:
     m, n, k = shape
     a, b = random(real, 0, (m, k), "dense", "float16"), random(real, 1, (k, n), "dense", "float16")
@@ -838,7 +886,7 @@ def test_a_captured_product_reads_what_is_there_when_it_is_replayed(real: Any, s
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore::tensorir_ladder.torch_ops.errors.PaddedCopy")
-@pytest.mark.parametrize("shape", [(40, 95, 63), (1029, 1025, 201), (1023, 1025, 513)])
+@pytest.mark.parametrize("shape", [(40, 95, 63), (1029, 1025, 201), (1023, 1025, 513), (100, 4095, 4097)])
 def test_odd_operands_and_outputs_may_begin_anywhere(real: Any, shape: tuple[int, int, int]) -> None:
     """Those of rows that are copied, or stored by elements."""
     m, n, k = shape

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from support.cases import hopper
-from tensorir_ladder.kernels.tiles import HopperTile
+from tensorir_ladder.kernels.tiles import ClusterTile, HopperTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops import choice, estimates
 from tensorir_ladder.torch_ops.choice import EXCHANGED, choices, choose, of_one_tile
 from tensorir_ladder.torch_ops.few_rows import Streamed
 from tensorir_ladder.torch_ops.kept_choices import CHOICES, OFFERED, SUFFIX, _recipe, find_choice, keep_choice
 from tensorir_ladder.torch_ops.one_tile import all_tiles
+from tensorir_ladder.torch_ops.shifted import Shifting
 from tensorir_ladder.torch_ops.short_reductions import Unaligned
 
 H200 = hopper(name="NVIDIA H200")
@@ -31,7 +32,12 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_kind_of_choice_is_found_as_it_was() -> None:
     tiles = all_tiles()
     some = [of_one_tile(tiles.tile(place), 4) for place in range(0, len(tiles.width), 97)]
-    others = [Streamed(), Unaligned(HopperTile.parse("64x128x128/1x2"))]
+    others = [
+        Streamed(),
+        Unaligned(HopperTile.parse("64x128x128/1x2")),
+        Shifting(ClusterTile.parse("64x128x64/1x1/1x1/3"), "AB"),
+        Shifting(ClusterTile.parse("128x128x64/2x1/1x1"), "B"),
+    ]
     for number, kept in enumerate([*list(choices())[::7], *some, *others]):
         keep_choice(kept, "made up", number)
         found = find_choice("made up", number)
@@ -58,7 +64,7 @@ def test_what_was_chosen_once_is_not_estimated_again(monkeypatch: pytest.MonkeyP
         (PROBLEM, H200, {"dense": True}),
         (PROBLEM, H200, {"narrows": True}),
         (PROBLEM, H200, {"rows": (PROBLEM.k + 8, PROBLEM.k)}),
-        (PROBLEM, H200, {"short": choice.Short(replace(PROBLEM, k=99), 1.0)}),
+        (PROBLEM, H200, {"lain": choice.Lain(replace(PROBLEM, k=99), 1.0)}),
     ]
     for problem, machine, given in others:
         with pytest.raises(LookupError):

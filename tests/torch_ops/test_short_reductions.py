@@ -12,7 +12,7 @@ from tensorir_ladder.kernels.codegen.launch_plan import Rows
 from tensorir_ladder.kernels.unaligned import AT_ONCE, MOST_THREADS, Sharing, shared_bytes
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct
 from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
-from tensorir_ladder.torch_ops.choice import Choice, Short, choose
+from tensorir_ladder.torch_ops.choice import Choice, Lain, choose
 from tensorir_ladder.torch_ops.operands import Form, Operands, arrange
 from tensorir_ladder.torch_ops.short_reductions import (
     MOST_STEPS,
@@ -81,7 +81,7 @@ def test_a_copy_counts_beside_the_product() -> None:
     assert taken == sorted(taken, reverse=True)
     assert taken[0] > taken[1] > taken[2] > taken[3] == 0
     chosen = [
-        choose(operands.problem, H200, narrows=True, rows=operands.steps, short=Short(operands.exact, us))
+        choose(operands.problem, H200, narrows=True, rows=operands.steps, lain=Lain(operands.exact, us))
         for us in (-1e6, 1e6)
     ]
     assert isinstance(chosen[0], Choice)

@@ -1,0 +1,107 @@
+"""When rows are shifted by the kernel instead of copied in front, of which operands, and by which tile."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from support.cases import hopper
+from tensorir_ladder.harness.commands.build import ToBuild
+from tensorir_ladder.kernels.codegen.launch_plan import Rows
+from tensorir_ladder.kernels.fused_epilogue import PLAIN
+from tensorir_ladder.kernels.shifting import room_for
+from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
+from tensorir_ladder.torch_ops.call import choose_for
+from tensorir_ladder.torch_ops.choice import Choice, Lain, choose
+from tensorir_ladder.torch_ops.copies import Copying
+from tensorir_ladder.torch_ops.operands import Form, Operands, arrange
+from tensorir_ladder.torch_ops.shifted import Shifting, fastest_shifting, shifts_rows
+
+H200 = hopper(name="NVIDIA H200")
+WIDE, TALL = (124, 4164, 6912), (7851, 72, 2395)  # of the first B has rows that TMA cannot step over, then A
+
+
+def operands_of(m: int, n: int, k: int, layout: str = "nn", apart: int = 0) -> Operands:
+    """Operands of contiguous tensors, or of an A whose rows begin ``apart``."""
+    strides = (n, 1) if layout == "nn" else (1, k)
+    return arrange(Form("a", (m, k), (apart or k, 1), "float16"), Form("b", (k, n), strides, "float16"), "float16")
+
+
+@pytest.mark.parametrize(
+    ("operands", "out", "taken"),
+    [
+        (operands_of(*WIDE), None, True),
+        (operands_of(*WIDE, "nt"), None, False),  # rows of k, which TMA steps over
+        (operands_of(*TALL, "nt"), None, True),
+        (operands_of(40, 96, 320), None, False),
+        (operands_of(40, 95, 256), None, False),
+        (operands_of(40, 95, 257), None, True),
+        (operands_of(40, 95, 320, apart=640), None, True),  # A's rows have gaps, and TMA steps over them
+        (operands_of(40, 95, 320), Rows(40, 95, 256), False),
+        (operands_of(40, 2**21 - 1, 1001), None, False),
+        (replace(operands_of(40, 95, 320), batch=2), None, False),
+    ],
+)
+def test_which_operands_are_looked_at(operands: Operands, out: Rows | None, taken: bool) -> None:
+    assert shifts_rows(operands, out or operands.contiguous) == taken
+
+
+@pytest.mark.parametrize(("shape", "shifts"), [(WIDE, "B"), (TALL, "A")])
+def test_a_large_operand_is_shifted_beside_a_few_rows(shape: tuple[int, int, int], shifts: str) -> None:
+    operands = operands_of(*shape)
+    choice, problem, _ = choose_for(operands, PLAIN, False, H200)
+    assert isinstance(choice, Shifting)
+    assert (choice.shifts, problem) == (shifts, operands.exact)
+    assert room_for(problem, choice.tile, choice.shifts)
+    assert f"rows of {shifts} shifted" in str(choice)
+    assert not choice.copies(operands)
+
+
+def test_what_many_rows_read_is_copied() -> None:
+    choice, _, setting = choose_for(operands_of(3000, 3001, 3000), PLAIN, False, H200)
+    assert isinstance(choice, Choice)
+    assert setting.columns == 3001
+
+
+def test_any_number_of_rows_is_not_looked_at() -> None:
+    choice, _, _ = choose_for(operands_of(*WIDE), PLAIN, True, H200)
+    assert isinstance(choice, Choice)
+
+
+def test_copies_decide() -> None:
+    """Unless they take too long, a kernel that reads copies is chosen."""
+    operands = operands_of(*WIDE)
+    chosen = [
+        choose(operands.problem, H200, narrows=True, rows=operands.steps, lain=Lain(operands.exact, us))
+        for us in (-1e6, 1e6)
+    ]
+    assert isinstance(chosen[0], Choice)
+    assert chosen[1] == fastest_shifting(operands.exact, 132)[0]
+
+
+def test_the_smaller_operand_is_copied_and_that_is_built_too() -> None:
+    for shape, copied in (((124, 4164, 6913), True), (WIDE, False)):
+        kernels = ToBuild(Matmul(*shape, "float16"), H200.name, 132).kernels
+        assert isinstance(kernels[0][0], Shifting)
+        assert kernels[0][0].shifts == "B"
+        assert any(isinstance(choice, Copying) for choice, _, _ in kernels) == copied
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_product_has_a_tile_that_fits(layout: str) -> None:
+    for m, n, k in ((1, 1, 257), (9, 8000, 300), (8000, 9, 1001), (700, 701, 703), (65, 4001, 8191), (1, 4095, 4097)):
+        problem = Matmul(m, n, k, "float16", layout)
+        if not (n % 8 or k % 8):
+            continue
+        choice, us = fastest_shifting(problem, 132)
+        assert room_for(problem, choice.tile, choice.shifts)
+        assert choice.tile.parts <= -(-k // 64)
+        assert 0 < us < math.inf
+
+
+def test_more_multiprocessors_take_no_longer() -> None:
+    for shape in (WIDE, TALL, (700, 701, 703)):
+        problem = Matmul(*shape, "float16")
+        assert fastest_shifting(problem, 132)[1] <= fastest_shifting(problem, 78)[1]
