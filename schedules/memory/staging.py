@@ -244,14 +244,7 @@ def stage_transposed(
     IllegalSchedule : for ``columns`` that the operand has not so many dimensions for; for an operand whose rows do not
         run along the reduction.
     """
-    rows_along = sch.get(block).iter_vars[innermost_iterator(sch, block, operand)]
-    if rows_along.iter_type != tirx.IterVar.CommReduce:
-        raise IllegalSchedule(
-            "a tile whose rows run across the reduction already",
-            block=block_name(sch, block),
-            value=f"operand {operand}, whose rows run along {rows_along.var.name}",
-            remedy="stage it as it is (stage_in_padded)",
-        )
+    check_runs_along_reduction(sch, block, operand)
     rank = len(operand_regions(sch, block)[operand].region)
     if not 1 <= columns < rank:
         raise IllegalSchedule(
@@ -273,6 +266,18 @@ def stage_transposed(
     steps, step = sch.split(k, [None, of_sector])
     sch.reorder(apart, steps, column, step)
     return fetch_cooperatively(sch, copy, loop, threads)
+
+
+def check_runs_along_reduction(sch: Schedule, block: SBlockRV, operand: int) -> None:
+    """Raise IllegalSchedule for an operand whose rows do not run along the block's reduction."""
+    rows_along = sch.get(block).iter_vars[innermost_iterator(sch, block, operand)]
+    if rows_along.iter_type != tirx.IterVar.CommReduce:
+        raise IllegalSchedule(
+            "a tile whose rows run across the reduction already",
+            block=block_name(sch, block),
+            value=f"operand {operand}, whose rows run along {rows_along.var.name}",
+            remedy="stage it as it is (stage_in_padded)",
+        )
 
 
 def accumulate_in_registers(sch: Schedule, block: SBlockRV, loop: LoopRV, scope: str = "local") -> SBlockRV:

@@ -22,9 +22,11 @@ from tensorir_ladder.schedules.loops.warps import (
 from tensorir_ladder.schedules.memory.staging import (
     CooperativeFetch,
     accumulate_in_registers,
+    check_runs_along_reduction,
     initialize_before,
     read_through_registers,
     stage_in_padded,
+    stage_transposed,
 )
 from tensorir_ladder.schedules.tiles import WarpTile
 
@@ -55,6 +57,7 @@ def stage_for_warps(
     serpentine: bool = True,
     pad: bool = True,
     raster: int = 8,
+    transposed: bool = False,
 ) -> WarpContraction:
     """Tile a contraction over grid and warps, stage its operands in padded shared memory, accumulate in registers.
 
@@ -80,18 +83,23 @@ def stage_for_warps(
         (:mod:`schedules.loops.serpentine`).
     pad : pad rows that run along k (:func:`pad_rows`).
     raster : rows of blocks that run side by side (:func:`schedules.loops.raster_blocks`).
+    transposed : turn the tile of a second operand whose rows run along k on its way to shared memory, element by
+        element (:func:`schedules.memory.stage_transposed`): threads then keep one step of it in registers, not four.
 
     Raises
     ------
     IllegalTile : for another kind of tile, or one that does not divide (:meth:`WarpTile.misfits`).
     IllegalSchedule : for a block that is no product of two operands in batch, rows, columns and one reduction, or
-        whose operands have not 4 bytes an element.
+        whose operands have not 4 bytes an element; to be ``transposed``, for one whose second operand's rows do not run
+        along the reduction.
     """
     WarpTile.check_family(tile)
     tile.check_sound()
     check_warp_contraction(sch, block)
+    if transposed:
+        check_runs_along_reduction(sch, block, 1)
     pad_to_tile(sch, block, [1] * (len(sch.get_loops(block)) - 3) + list(tile.block))
-    loops = tile_for_warps(sch, interleave_lanes(sch, block, tile.lanes), tile)
+    loops = tile_for_warps(sch, interleave_lanes(sch, block, tile.lanes, transposed=transposed), tile)
     computing, loops = sum_slices(sch, block, loops, scope)
     grid = bind_batched_grid(sch, loops.batch, raster_blocks(sch, loops.block_row, loops.block_column, raster))
     lane = bind_warps(sch, loops)
@@ -102,10 +110,12 @@ def stage_for_warps(
     total = block if loops.slices else None
     if total is not None:
         write_back = add_slices(sch, total, grid, tile.threads[0], len(loops.batch))
-    copies = tuple(
-        stage_in_padded(sch, computing, operand, loops.k_outer, tile.threads, scope, pad) for operand in (0, 1)
-    )
+    first = stage_in_padded(sch, computing, 0, loops.k_outer, tile.threads, scope, pad)
+    if transposed:
+        second = stage_transposed(sch, computing, 1, loops.k_outer, tile.threads, scope, columns=3)
+    else:
+        second = stage_in_padded(sch, computing, 1, loops.k_outer, tile.threads, scope, pad)
     for operand in (0, 1):
         read_through_registers(sch, computing, operand, loops.k_inner)
     initialize_before(sch, computing, loops.k_outer)
-    return WarpContraction(grid, lane, loops.k_outer, loops.k_inner, copies, write_back, total)
+    return WarpContraction(grid, lane, loops.k_outer, loops.k_inner, (first, second), write_back, total)

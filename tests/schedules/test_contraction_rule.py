@@ -292,6 +292,15 @@ RIGHT = {
 }
 
 
+def test_float32_tiles_of_rows_along_k_are_turned_on_their_way() -> None:
+    """Element by element, as the first operand's tiles are not; those across k already are copied as before."""
+    widths = []
+    for by_columns in (True, False):
+        text = text_of(product("m", 128, 512, "float32", b_by_columns=by_columns), HOPPER)
+        widths.append(set(re.findall(r"cp_async_legacy_(?:pred_)?c[ag]_(\d+)_", text)))
+    assert widths == [{"4", "16"}, {"16"}]
+
+
 @pytest.mark.sampled(4)
 @pytest.mark.emulator
 @pytest.mark.parametrize(("function", "target", "sizes"), RIGHT.values(), ids=RIGHT)

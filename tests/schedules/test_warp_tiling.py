@@ -195,6 +195,25 @@ def test_any_product_s_tile_may_be_transposed_and_what_has_none_is_refused() -> 
     close(run(sch, a, b, shape=shape[:2]), expected)
 
 
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_a_staged_contraction_may_turn_its_second_operand(batch: tuple[int, ...]) -> None:
+    """To the same bits; one that lies across the reduction already is refused before anything is changed."""
+    shape = (33, 70, 50)
+    problem, (a, b, expected) = Matmul(*shape, layout="nt"), operands(shape, "nt", batch)
+    found = []
+    for transposed in (False, True):
+        sch = Schedule(batched_matmul(*batch, problem) if batch else problem.prim_func())
+        staged(sch, name="matmul", transposed=transposed)
+        found.append(run(sch, a, b, shape=(*batch, *shape[:2])))
+        close(found[-1], expected)
+    assert np.array_equal(*found)
+    sch = Schedule(Matmul(*shape).prim_func())
+    before = sch.mod
+    with pytest.raises(IllegalSchedule, match="run across the reduction already"):
+        stage_for_warps(sch, sch.get_sblock("matmul"), SMALL, transposed=True)
+    assert tvm_ffi.structural_equal(sch.mod, before)
+
+
 def workspaces_of(sch: Schedule) -> str:
     """Name the buffers in device memory that a schedule's kernels leave each other."""
     return " ".join(str(buffer.name) for buffer in lower_schedule(sch, machine_for("sm_90a"), "fitted").workspaces)
