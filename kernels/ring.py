@@ -61,12 +61,10 @@ __forceinline__ __device__ void arrive_there(unsigned int there, int stage) {
 """.replace("SIZE", str(BARRIER_BYTES))
 
 
-def check_stages(stages: int, fewest: int, most: int) -> None:
-    """Raise IllegalPipeline for a ring of fewer or more stages than a kernel works with."""
+def check_stages(stages: int, fewest: int, most: int, counted: str = "stages of a TMA ring") -> None:
+    """Raise IllegalPipeline for fewer or more stages than a kernel works with, or of what else is ``counted``."""
     if not fewest <= stages <= most:
-        raise IllegalPipeline(
-            "stages of a TMA ring", value=stages, limit=f"{fewest} to {most}", remedy="give another stage count"
-        )
+        raise IllegalPipeline(counted, value=stages, limit=f"{fewest} to {most}", remedy="give another number of them")
 
 
 @T.meta_class

@@ -142,8 +142,9 @@ def end_together(here):
 
 @T.meta_class
 class RoleBlock:
-    """A thread's place: its block, in clusters of ``cluster``, and its place among 1 + ``consumers`` warpgroups.
+    """A thread's place: its block, in clusters of ``cluster``, and its place among the block's warpgroups.
 
+    These are ``producers``, one if it is not said how many, and ``consumers``.
     Of a cluster's blocks ``across`` are beside each other, whose tiles have the same rows, and the others below these.
     ``overlapped``: launches overlap, as the call's do and those of step 13's variant of that name; blocks then begin
     and end with no more order than they need. All other kernels of the steps keep the form that was measured.
@@ -217,6 +218,7 @@ class SharedRing:
 
     ``result_bytes`` of the block: by default two boxes of 64 × 64 for each consumer. With ``in_ring`` they lie in the
     ring's memory, from its beginning: for who knows that the ring is read, and that nothing more is loaded.
+    ``arrivals`` make a stage full, beside the bytes that TMA brings: by default that of the thread that says how many.
     """
 
     def __init__(

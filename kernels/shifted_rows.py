@@ -149,7 +149,7 @@ class ShiftedRows:
         """Emit a lane's copies of its warp's rows of the k tile that begins at ``first`` and ``step``."""
         rows, columns = self.shape
         name = f"request_{self._name}_of_{rows}"
-        # Of the tile's last row all is within the matrix where that row is not the last one, nor is any behind it.
+        # Rows, from the tile's corner on, within which all its pieces end: the last row's reach into rows behind it.
         beyond = self.panels.rows - 1 + -(-(self.width + 1) * PIECE // columns)
         text = _REQUEST.format(name=name, rows=rows, all_rows=beyond, **self._sizes)
         given = (matrix.ptr_to([0, 0]), into, warp, lane, *self._corner(first, step))

@@ -1,9 +1,9 @@
 """Step 12's kernel for rows that TMA cannot step over: producer warps shift them into place (:mod:`.shifted_rows`).
 
-All other kernels read a copy of such an operand. The copy goes through memory twice before the product reads it once
-more: beside few rows of the other operand it takes longer than the product. Here each block copies what it needs itself
-to its own shared memory, and shifts it there. Shared memory's bandwidth is the limit then, and an operand that many
-blocks read is shifted by each of them; a copy in front is better for it.
+Kernels that TMA loads for read a copy of such an operand. The copy goes through memory twice before the product reads
+it once more: beside few rows of the other operand it takes longer than the product. Here each block copies what it
+needs itself to its own shared memory, and shifts it there. Shared memory's bandwidth is the limit then, and an operand
+that many blocks read is shifted by each of them; a copy in front is better for it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from tensorir_ladder.kernels.shifted_rows import WARPS, ShiftedRows
 from tensorir_ladder.kernels.short_stack import on_a_short_stack
 from tensorir_ladder.kernels.stamps import Log
 from tensorir_ladder.kernels.tiles import (
-    BARRIER_BYTES,
     BLOCK_REGISTERS,
     INSTRUCTION_REGISTERS,
     MOST_CONSUMER_REGISTERS,
@@ -47,12 +46,22 @@ from tensorir_ladder.kernels.tiles import (
 )
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
 from tensorir_ladder.schedules.errors import IllegalTile, IllegalWorkload
-from tensorir_ladder.schedules.isa import PTX_TYPES, SHARED_KIB, TMA_STRIDE_BYTES, WARPGROUP, WGMMA_ROWS
+from tensorir_ladder.schedules.isa import (
+    ATOM_BYTES,
+    PANEL,
+    PTX_TYPES,
+    SHARED_KIB,
+    TMA_STRIDE_BYTES,
+    WARPGROUP,
+    WGMMA_ROWS,
+)
 from tensorir_ladder.schedules.workloads import Matmul
 
 PRODUCERS = WARPS // GROUP_WARPS  # warpgroups
 SHIFTING_REGISTERS = 72  # of a producer's thread at most
 ALIGNED = TMA_STRIDE_BYTES // 2  # elements that rows which TMA steps over are multiples of
+MOST_BYTES = SHARED_KIB[90] * 1024  # of a block's shared memory
+SHIFTS = ("A", "B", "AB")  # the operands whose rows are shifted
 # Stages of the ring, and k tiles that are on their way: the first that a block has room for. Both hide latency.
 ROOMS = ((4, 4), (4, 3), (3, 3), (3, 2), (2, 2))
 
@@ -92,7 +101,8 @@ def shifting(
     IllegalWorkload : for no operand, or another, to shift; results of other dtypes than float16, bfloat16, float32; a
         residual; a matrix of more than 2³¹ elements, with 512 rows beyond its last.
     IllegalTile : for blocks that share loads, rows or columns that eight warps have no equal share of, more shared
-        memory or registers than there are, more parts than k tiles, and what the instruction has no form for.
+        memory or registers than there are, more parts than k tiles, a B stored [k, n] that TMA loads by columns that
+        are no whole panels, and what the instruction has no form for.
     IllegalPipeline : for stages, or k tiles ahead, below 2 or above 8.
     """
     lain = _lain(problem, shifts)
@@ -107,10 +117,13 @@ def shifting(
         raise IllegalWorkload("this kernel adds no residual", value="residual", remedy="take step 12 or 13")
     tile.check_not_swapped()
     tile.check_sound()
+    check_stages(stages, FEWEST_STAGES, MOST_STAGES)
+    check_stages(ahead, FEWEST_STAGES, MOST_STAGES, "k tiles on their way")
     if found := misfits(problem, tile, shifts, stages, ahead):
-        raise IllegalTile("the tile is none of this kernel's: " + "; ".join(found), remedy="take another tile")
-    for count in (stages, ahead):
-        check_stages(count, FEWEST_STAGES, MOST_STAGES)
+        remedy = "take another tile"
+        if shared_bytes(problem, tile, shifts, stages, ahead) > MOST_BYTES and max(stages, ahead) > FEWEST_STAGES:
+            remedy += ", or fewer stages or k tiles ahead"
+        raise IllegalTile("the tile is none of this kernel's: " + "; ".join(found), remedy=remedy)
     product, parts = WarpgroupProduct.of(problem, tile), tile.parts
     tile_rows, tile_columns, k_tiles = tile.counts(problem)
     check_parts(parts, k_tiles)
@@ -132,10 +145,7 @@ def shifting(
         a_matrix = T.match_buffer(A_ptr, lain[0], dtypes[0], align=2 if "A" in shifts else TMA_STRIDE_BYTES)
         b_matrix = T.match_buffer(B_ptr, lain[1], dtypes[1], align=2 if "B" in shifts else TMA_STRIDE_BYTES)
         c_matrix = T.match_buffer(C_ptr, output, dtypes[2], align=TMA_STRIDE_BYTES if aligned else 2)
-        _name("A", a_matrix)
-        _name("B", b_matrix)
-        _name("C", c_matrix)
-        maps = T.meta_var(_maps(product, shifts, a_matrix, b_matrix))
+        maps = T.meta_var(_maps(product, shifts, (a_matrix, b_matrix, c_matrix)))
         c_map = T.meta_var(tma.encode_map("c_map", c_matrix, WGMMA_ROWS, product.box_columns) if by_tma else None)
         bias = T.meta_var(finish.bind(bias_ptr, problem.n))
         T.device_entry()
@@ -230,11 +240,21 @@ def misfits(problem: Matmul, tile: ClusterTile, shifts: str, stages: int, ahead:
         found.append(f"{taken} registers for one instruction, limit {launched} of a thread at launch")
     if tile.consumer_registers > consumer:
         found.append(f"{tile.consumer_registers} registers a consumer, limit {consumer}")
-    copied = sum(each.bytes for each in rows.values())
-    held_bytes, most = tile.smem_bytes(2, stages) + ahead * copied + BARRIER_BYTES * 2 * stages, SHARED_KIB[90] * 1024
-    if held_bytes > most:
-        found.append(f"{held_bytes} bytes of shared memory, limit {most}")
+    if "B" not in rows and (edge := product.b.edge):
+        found.append(f"a last panel of {edge} columns of a B stored [k, n], which TMA loads by {PANEL}")
+    if (held_bytes := shared_bytes(problem, tile, shifts, stages, ahead)) > MOST_BYTES:
+        found.append(f"{held_bytes} bytes of shared memory, limit {MOST_BYTES}")
     return found
+
+
+def shared_bytes(problem: Matmul, tile: ClusterTile, shifts: str, stages: int, ahead: int) -> int:
+    """Return the shared memory of a block: what is copied, and behind it the ring, its barriers and results.
+
+    Less is taken of a B stored [n, k] by columns that are no whole panels: :meth:`kernels.tiles.RoleTile.pool_bytes`.
+    """
+    rows = _shifted(WarpgroupProduct.of(problem, tile), _lain(problem, shifts), shifts)
+    copied = ahead * sum(each.bytes for each in rows.values())
+    return -(-copied // ATOM_BYTES) * ATOM_BYTES + tile.smem_bytes(2, stages)
 
 
 def room_for(problem: Matmul, tile: ClusterTile, shifts: str) -> tuple[int, int] | None:
@@ -242,17 +262,12 @@ def room_for(problem: Matmul, tile: ClusterTile, shifts: str) -> tuple[int, int]
     return next((room for room in ROOMS if not misfits(problem, tile, shifts, *room)), None)
 
 
-def unreadable(problem: Matmul) -> str:
-    """Name the operands whose rows TMA cannot step over."""
-    shapes = zip("AB", ((problem.m, problem.k), problem.b_shape))
-    return "".join(name for name, (_, columns) in shapes if not tma.rows_fit(columns, problem.dtype))
-
-
 def _lain(problem: Matmul, shifts: str) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return the shapes of A and B: as they are stored, or as they are copied to longer rows."""
-    if shifts not in ("A", "B", "AB"):
+    if shifts not in SHIFTS:
+        limit = " | ".join(map(repr, SHIFTS))
         raise IllegalWorkload(
-            "no operands to shift", value=repr(shifts), limit="'A' | 'B' | 'AB'", remedy="name one, or take step 12"
+            "no operands to shift", value=repr(shifts), limit=limit, remedy="name one, or take step 12"
         )
     a, b = (
         (rows, columns if name in shifts else -(-columns // ALIGNED) * ALIGNED)
@@ -282,18 +297,15 @@ def _registers(tile: ClusterTile) -> tuple[int, int]:
     return producer, min(MOST_CONSUMER_REGISTERS, left // tile.consumers // REGISTER_STEP * REGISTER_STEP)
 
 
-def _maps(product: WarpgroupProduct, shifts: str, a_matrix: Buffer, b_matrix: Buffer) -> dict[str, Var]:
-    """Emit the tensor map of the operand that TMA loads, if there is one."""
-    of_both = (("A", a_matrix, product.a), ("B", b_matrix, product.b))
+def _maps(product: WarpgroupProduct, shifts: str, matrices: tuple[Buffer, Buffer, Buffer]) -> dict[str, Var]:
+    """Name the matrices, and emit the tensor map of the operand that TMA loads, if there is one."""
+    for name, matrix in zip("ABC", matrices):
+        IRBuilder.name(name, matrix)
     return {
         name: tma.encode_map(f"{name.lower()}_map", matrix, panels.box_rows())
-        for name, matrix, panels in of_both
+        for name, matrix, panels in zip("AB", matrices, (product.a, product.b))
         if name not in shifts
     }
-
-
-def _name(name: str, matrix: Buffer) -> None:
-    IRBuilder.name(name, matrix)
 
 
 @T.meta_class

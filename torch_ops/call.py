@@ -244,7 +244,7 @@ def choose_for(
     problem, batch = operands.problem, operands.batch or 1
     lain, result = None, out or operands.contiguous
     if not any_m and (reads_as_they_lie(operands, result) or shifts_rows(operands, result)):
-        lain = Lain(operands.exact, more_microseconds(operands))
+        lain = Lain(operands.exact, more_microseconds(operands), operands.unreadable)
     # What is refused of many rows is refused of few: results that do not leave by TMA.
     dense = operands.are_dense(out) and (not any_m or can_store_by_tma(problem, ROLE_CHOICES[0].tile))
     narrows = operands.narrows(out) and not any_m

@@ -166,11 +166,13 @@ RING_MENU = (*RING_CHOICES, tiles.Choice(HopperTile.parse("128x192x64/2x1"), 5))
 class Lain(NamedTuple):
     """A product whose operands a kernel may read as they lie, or some of them: which kernel, its reduction says.
 
-    ``more_us`` is what all other kernels take beside their estimates: copies, and results stored row by row.
+    ``more_us`` is what kernels that TMA loads for take beside their estimates: copies, and results stored row by row.
+    ``unreadable`` are the operands whose rows TMA cannot step over, as :attr:`.operands.Operands.unreadable`.
     """
 
     problem: Matmul
     more_us: float
+    unreadable: str = ""
 
 
 KERNELS = {  # as each step is, which a tuned line names
@@ -300,7 +302,7 @@ def _cheapest(
     chosen = next(place for place in times.menu.argsort() if _able(estimates.kernels[place], problem, machine, narrows))
     least = int(times.tiles.argmin())
     if lain:
-        found, us = _as_it_lies(lain.problem, machine.multiprocessors)
+        found, us = _as_it_lies(lain, machine.multiprocessors)
         if us < min(times.tiles[least], times.menu[chosen]) + lain.more_us:
             return found
     if times.tiles[least] < times.menu[chosen]:
@@ -308,12 +310,12 @@ def _cheapest(
     return estimates.kernels[chosen]
 
 
-def _as_it_lies(problem: Matmul, multiprocessors: int) -> tuple[Unaligned | Shifting, float]:
+def _as_it_lies(lain: Lain, multiprocessors: int) -> tuple[Unaligned | Shifting, float]:
     """Return the choice that reads operands as they lie, and its microseconds: by the reduction's length."""
-    if problem.k > MOST_STEPS:
-        shifting, us = fastest_shifting(problem, multiprocessors)
+    if lain.problem.k > MOST_STEPS:
+        shifting, us = fastest_shifting(lain.problem, lain.unreadable, multiprocessors)
         return shifting, us * UNSURE
-    tile, us = fastest_tile(problem, multiprocessors)
+    tile, us = fastest_tile(lain.problem, multiprocessors)
     return Unaligned(tile), us
 
 

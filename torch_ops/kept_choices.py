@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from tensorir_ladder.kernels.codegen.build_cache import BuildCache, digest_sources
+from tensorir_ladder.kernels.shifting import SHIFTS
 from tensorir_ladder.kernels.tiles import ClusterTile, HopperTile, RoleTile
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.torch_ops import estimates, left_over, rates
@@ -30,7 +31,7 @@ STREAMED, UNALIGNED, SHIFTING = range(len(OFFERED), len(OFFERED) + 3)
 class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A choice: the place of its kernel in OFFERED, or STREAMED without tile and stages, UNALIGNED without stages.
 
-    Or SHIFTING, without them too, and the operands that it shifts.
+    Or SHIFTING, without stages too, and the operands that it shifts.
     """
 
     kernel: int
@@ -46,7 +47,7 @@ class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.kernel == UNALIGNED:
             return Unaligned(HopperTile.parse(self.tile))
         if self.kernel == SHIFTING:
-            return Shifting(ClusterTile.parse(self.tile), self.shifts)
+            return Shifting(ClusterTile.parse(self.tile), self.shifts) if self.shifts in SHIFTS else None
         if not 0 <= self.kernel < STREAMED:
             return None
         kernel = OFFERED[self.kernel]

@@ -167,9 +167,14 @@ class Operands:
         return a, b
 
     @property
+    def unreadable(self) -> str:
+        """The operands whose rows TMA cannot step over: "A", "B", both of them or none."""
+        return "".join(name for name, matrix in (("A", self.a), ("B", self.b)) if not fits_tma(matrix))
+
+    @property
     def are_copied(self) -> bool:
         """True where a kernel that TMA loads for reads a copy of an operand."""
-        return not (fits_tma(self.a) and fits_tma(self.b))
+        return self.unreadable != ""
 
     def narrows(self, out: Rows | None = None) -> bool:
         """Tell whether an output has fewer columns than the problem, in rows without gaps, as it has if none is given.

@@ -1,7 +1,7 @@
 """The kernel of products whose rows TMA cannot step over, for a long reduction: its blocks shift rows into place.
 
-All other kernels read copies of such operands, made at each call. Beside few rows of the other operand a large one is
-shifted by few blocks, and a copy, which goes through memory twice more, takes longer than the product.
+Kernels that TMA loads for read copies of such operands, made at each call. Beside few rows of the other operand a large
+one is shifted by few blocks, and a copy, which goes through memory twice more, takes longer than the product.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from tensorir_ladder.kernels.codegen.launch_plan import Rows
 from tensorir_ladder.kernels.shifted_rows import PIECE, ShiftedRows
-from tensorir_ladder.kernels.shifting import room_for, shifting, unreadable
+from tensorir_ladder.kernels.shifting import ROOMS, room_for, shifting
 from tensorir_ladder.kernels.tiles import MOST_PARTS, ClusterTile
 from tensorir_ladder.schedules.isa import PANEL, WGMMA_ROWS
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
@@ -62,12 +62,11 @@ class Shifting:
 
     def copies(self, operands: Operands) -> bool:
         """Tell whether TMA loads an operand that must be copied for it."""
-        both = zip("AB", (operands.a, operands.b))
-        return any(name not in self.shifts and not fits_tma(matrix) for name, matrix in both)
+        return any(name not in self.shifts for name in operands.unreadable)
 
     def build(self, problem: Matmul, setting: Setting) -> tirx.PrimFunc:
         """Make the kernel for a problem of the operands' own sizes."""
-        stages, ahead = room_for(problem, self.tile, self.shifts) or (0, 0)  # which the kernel refuses
+        stages, ahead = room_for(problem, self.tile, self.shifts) or ROOMS[-1]  # the least, which the kernel refuses
         return shifting(problem, self.tile, self.shifts, stages, ahead, overlapped=True, finish=setting.finish)
 
 
@@ -120,19 +119,19 @@ def _wavefronts(tile: ClusterTile, layout: str, shifts: str) -> float:
     return a + b + tile.block_m // WGMMA_ROWS * (WGMMA_ROWS + tile.block_n)
 
 
-def fastest_shifting(problem: Matmul, multiprocessors: int) -> tuple[Shifting, float]:
+def fastest_shifting(problem: Matmul, unreadable: str, multiprocessors: int) -> tuple[Shifting, float]:
     """Return the choice that should take the least time, and its microseconds, copies of what it does not shift in it.
 
-    It shifts what TMA cannot read, or of two such operands the larger, and the other is copied.
+    It shifts the operands that are ``unreadable`` by TMA, "A", "B" or "AB", or of two such the larger, and the other is
+    copied. An operand of such sizes is not one of them where gaps between its rows make these multiples of 16 bytes.
     """
-    all_of_them = unreadable(problem)
     larger = "A" if problem.m >= problem.n else "B"
     found = []
-    for shifts in dict.fromkeys((all_of_them, larger if len(all_of_them) > 1 else all_of_them)):
+    for shifts in dict.fromkeys((unreadable, larger if len(unreadable) > 1 else unreadable)):
         made, tiles = _tiles(problem.layout, shifts, multiprocessors)
         us = _microseconds(problem, tiles, multiprocessors)
         copied = {"A": problem.m, "B": problem.n}
-        for name in set(all_of_them) - set(shifts):
+        for name in set(unreadable) - set(shifts):
             us = us + COPY_LAUNCH + COPIED * 2e-6 * copied[name] * problem.k
         least = int(us.argmin())
         found.append((Shifting(made[least], shifts), float(us[least])))

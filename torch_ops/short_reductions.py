@@ -1,7 +1,7 @@
 """The kernel of products whose rows TMA cannot step over, and whose reduction is short: it reads operands as they lie.
 
-All other kernels read copies of such operands, made at each call: beside a short reduction the copies, and the launch
-that makes them, may take longer than the product.
+Kernels that TMA loads for read copies of such operands, made at each call: beside a short reduction the copies, and the
+launch that makes them, may take longer than the product.
 """
 
 from __future__ import annotations

@@ -47,7 +47,10 @@ class ToBuild:
 
     @property
     def made_for(self) -> tuple[AnyChoice, Matmul, Setting]:
-        """The kernel's choice, its product with rows as TMA takes them, and its setting."""
+        """The kernel's choice, its product and its setting.
+
+        The product's rows are as TMA takes them, or the operands' own where a kernel reads some of these as they lie.
+        """
         return choose_for(self._operands, PLAIN, False, self._machine)
 
     @property

@@ -548,6 +548,35 @@ def test_rows_of_a_long_reduction_are_shifted(
         assert library.count("cuLaunchKernelEx") == launches * calls
 
 
+@pytest.mark.parametrize("b_lies", ["dense", "transposed"])
+@pytest.mark.parametrize(
+    ("shape", "gaps", "shifted"), [((48, 95, 327), "a", "B"), ((49, 95, 327), "b", "A"), ((1, 95, 327), "", "B")]
+)
+def test_rows_with_gaps_that_tma_steps_over_are_not_shifted(
+    library: Library,
+    monkeypatch: pytest.MonkeyPatch,
+    shape: tuple[int, int, int],
+    gaps: str,
+    shifted: str,
+    b_lies: str,
+) -> None:
+    """TMA loads them as they lie beside the other operand, which is shifted: nothing is copied."""
+    fastest = choice_module.fastest_shifting
+    monkeypatch.setattr(choice_module, "fastest_shifting", lambda *given: (fastest(*given)[0], 0.0))
+    _use(library, monkeypatch, choose)
+    m, n, k = shape
+    a = operand(0, (m, k), "wide" if gaps == "a" else "dense")
+    wide = "wide" if b_lies == "dense" else "both"
+    b = operand(1, (k, n), wide if gaps == "b" else b_lies)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PaddedCopy)
+        got = matmul(a, b)
+        said = describe(a, b)
+    assert f"rows of {shifted} shifted" in said
+    assert (got.array.astype(np.float64) == product_of(a, b, got.array.dtype)).all()
+    assert library.count("cuLaunchKernelEx") == 1
+
+
 @pytest.mark.parametrize("lies", ["a long reduction", "gaps", "any number of rows", "rows that TMA reads"])
 def test_other_operands_are_not_read_as_they_lie(library: Library, lies: str) -> None:
     k, n = (257 if lies == "a long reduction" else 64), (96 if lies == "rows that TMA reads" else 95)

@@ -14,7 +14,7 @@ from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops import choice, estimates
 from tensorir_ladder.torch_ops.choice import EXCHANGED, choices, choose, of_one_tile
 from tensorir_ladder.torch_ops.few_rows import Streamed
-from tensorir_ladder.torch_ops.kept_choices import CHOICES, OFFERED, SUFFIX, _recipe, find_choice, keep_choice
+from tensorir_ladder.torch_ops.kept_choices import CHOICES, OFFERED, SHIFTING, SUFFIX, _recipe, find_choice, keep_choice
 from tensorir_ladder.torch_ops.one_tile import all_tiles
 from tensorir_ladder.torch_ops.shifted import Shifting
 from tensorir_ladder.torch_ops.short_reductions import Unaligned
@@ -65,6 +65,7 @@ def test_what_was_chosen_once_is_not_estimated_again(monkeypatch: pytest.MonkeyP
         (PROBLEM, H200, {"narrows": True}),
         (PROBLEM, H200, {"rows": (PROBLEM.k + 8, PROBLEM.k)}),
         (PROBLEM, H200, {"lain": choice.Lain(replace(PROBLEM, k=99), 1.0)}),
+        (PROBLEM, H200, {"lain": choice.Lain(replace(PROBLEM, k=99), 1.0, "A")}),
     ]
     for problem, machine, given in others:
         with pytest.raises(LookupError):
@@ -97,6 +98,9 @@ def test_other_files_of_costs_choose_anew(tmp_path: Path, monkeypatch: pytest.Mo
         b'{"kernel": 0, "tile": "no tile", "stages": 4}',
         b'{"kernel": %d, "tile": "no tile", "stages": 4}' % OFFERED.index(EXCHANGED),
         b'{"kernel": %d}' % (len(OFFERED) + 1),
+        b'{"kernel": %d, "tile": "64x64x64/1x1/1x1"}' % SHIFTING,
+        b'{"kernel": %d, "tile": "64x64x64/1x1/1x1", "shifts": "BA"}' % SHIFTING,
+        b'{"kernel": %d, "tile": "no tile", "shifts": "A"}' % SHIFTING,
         b'{"kernel": 0, "more": 1}',
         b"\xff",
     ],

@@ -12,9 +12,11 @@ from tensorir_ladder.harness.commands.build import ToBuild
 from tensorir_ladder.kernels.codegen.launch_plan import Rows
 from tensorir_ladder.kernels.fused_epilogue import PLAIN
 from tensorir_ladder.kernels.shifting import room_for
+from tensorir_ladder.kernels.tiles import ClusterTile
+from tensorir_ladder.schedules.errors import IllegalTile
 from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
 from tensorir_ladder.torch_ops.call import choose_for
-from tensorir_ladder.torch_ops.choice import Choice, Lain, choose
+from tensorir_ladder.torch_ops.choice import Choice, Lain, Setting, choose
 from tensorir_ladder.torch_ops.copies import Copying
 from tensorir_ladder.torch_ops.operands import Form, Operands, arrange
 from tensorir_ladder.torch_ops.shifted import Shifting, fastest_shifting, shifts_rows
@@ -23,9 +25,9 @@ H200 = hopper(name="NVIDIA H200")
 WIDE, TALL = (124, 4164, 6912), (7851, 72, 2395)  # of the first B has rows that TMA cannot step over, then A
 
 
-def operands_of(m: int, n: int, k: int, layout: str = "nn", apart: int = 0) -> Operands:
-    """Operands of contiguous tensors, or of an A whose rows begin ``apart``."""
-    strides = (n, 1) if layout == "nn" else (1, k)
+def operands_of(m: int, n: int, k: int, layout: str = "nn", apart: int = 0, b_apart: int = 0) -> Operands:
+    """Operands of contiguous tensors, or of an A or a B whose rows begin ``apart``."""
+    strides = (b_apart or n, 1) if layout == "nn" else (1, b_apart or k)
     return arrange(Form("a", (m, k), (apart or k, 1), "float16"), Form("b", (k, n), strides, "float16"), "float16")
 
 
@@ -73,12 +75,47 @@ def test_any_number_of_rows_is_not_looked_at() -> None:
 def test_copies_decide() -> None:
     """Unless they take too long, a kernel that reads copies is chosen."""
     operands = operands_of(*WIDE)
-    chosen = [
-        choose(operands.problem, H200, narrows=True, rows=operands.steps, lain=Lain(operands.exact, us))
-        for us in (-1e6, 1e6)
-    ]
+    lain = [Lain(operands.exact, us, operands.unreadable) for us in (-1e6, 1e6)]
+    chosen = [choose(operands.problem, H200, narrows=True, rows=operands.steps, lain=each) for each in lain]
     assert isinstance(chosen[0], Choice)
-    assert chosen[1] == fastest_shifting(operands.exact, 132)[0]
+    assert chosen[1] == fastest_shifting(operands.exact, "B", 132)[0]
+
+
+@pytest.mark.parametrize(
+    ("operands", "shifted"),
+    [
+        (operands_of(48, 909, 1503, apart=1512), "B"),
+        (operands_of(56, 1115, 2515, "nt", apart=2520), "B"),
+        (operands_of(2814, 17, 1283, b_apart=24), "A"),
+        (operands_of(3001, 20, 2515, "nt", b_apart=2520), "A"),
+        (operands_of(1, 909, 1503), "B"),  # of a single row nothing is stepped over
+    ],
+)
+def test_rows_with_gaps_that_tma_steps_over_are_neither_shifted_nor_copied(operands: Operands, shifted: str) -> None:
+    """Whatever their own length is."""
+    assert operands.unreadable == shifted
+    lain = Lain(operands.exact, 1e6, operands.unreadable)
+    chosen = choose(operands.problem, H200, narrows=True, rows=operands.steps, lain=lain)
+    assert isinstance(chosen, Shifting)
+    assert chosen.shifts == shifted
+    assert not chosen.copies(operands)
+    called, _, _ = choose_for(operands, PLAIN, False, H200)
+    assert not isinstance(called, Shifting) or called.shifts == shifted
+
+
+def test_only_what_tma_cannot_read_is_counted_as_a_copy() -> None:
+    problem = Matmul(1000, 1001, 9001, "float16")
+    both, one = (fastest_shifting(problem, unreadable, 132) for unreadable in ("AB", "B"))
+    assert one[0].shifts == "B"
+    assert one[1] < both[1]
+
+
+def test_a_tile_without_room_is_refused_by_its_memory() -> None:
+    shifting = Shifting(ClusterTile.parse("256x128x64/2x1/1x1"), "AB")
+    problem = Matmul(300, 301, 333, "float16")
+    assert room_for(problem, shifting.tile, "AB") is None
+    with pytest.raises(IllegalTile, match=r"bytes of shared memory, limit 232448; take another tile$"):
+        shifting.build(problem, Setting(H200))
 
 
 def test_the_smaller_operand_is_copied_and_that_is_built_too() -> None:
@@ -93,9 +130,10 @@ def test_the_smaller_operand_is_copied_and_that_is_built_too() -> None:
 def test_every_product_has_a_tile_that_fits(layout: str) -> None:
     for m, n, k in ((1, 1, 257), (9, 8000, 300), (8000, 9, 1001), (700, 701, 703), (65, 4001, 8191), (1, 4095, 4097)):
         problem = Matmul(m, n, k, "float16", layout)
-        if not (n % 8 or k % 8):
+        unreadable = operands_of(m, n, k, layout).unreadable
+        if not unreadable:
             continue
-        choice, us = fastest_shifting(problem, 132)
+        choice, us = fastest_shifting(problem, unreadable, 132)
         assert room_for(problem, choice.tile, choice.shifts)
         assert choice.tile.parts <= -(-k // 64)
         assert 0 < us < math.inf
@@ -103,5 +141,5 @@ def test_every_product_has_a_tile_that_fits(layout: str) -> None:
 
 def test_more_multiprocessors_take_no_longer() -> None:
     for shape in (WIDE, TALL, (700, 701, 703)):
-        problem = Matmul(*shape, "float16")
-        assert fastest_shifting(problem, 132)[1] <= fastest_shifting(problem, 78)[1]
+        given = Matmul(*shape, "float16"), operands_of(*shape).unreadable
+        assert fastest_shifting(*given, 132)[1] <= fastest_shifting(*given, 78)[1]
