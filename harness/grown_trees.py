@@ -148,7 +148,8 @@ class ScheduleMenus(msgspec.Struct, frozen=True):
     """Times of schedules on drawn shapes: of each, its sizes, cuBLAS's microseconds, and its kernels' rows.
 
     ``kernel`` says what each row has. ``float32_nt`` are of a B stored [n, k]: what is chosen, and the same with tiles
-    that are not transposed (:func:`schedules.memory.stage_transposed`); no trees are grown over them.
+    that are not transposed (:func:`schedules.memory.stage_transposed`); ``float32_rule`` of the same products by the
+    contraction rule's recipe, in two races a shape. No trees are grown over these.
     """
 
     gpu: str
@@ -158,6 +159,7 @@ class ScheduleMenus(msgspec.Struct, frozen=True):
     float16: tuple[tuple[int, int, int, float, tuple[tuple[Any, ...], ...]], ...]
     float32: tuple[tuple[int, int, int, float, tuple[tuple[Any, ...], ...]], ...]
     float32_nt: tuple[tuple[int, int, int, float, tuple[tuple[Any, ...], ...]], ...] = ()
+    float32_rule: tuple[tuple[int, int, int, float, tuple[tuple[Any, ...], ...]], ...] = ()
 
 
 def read_menus(path: Path) -> ScheduleMenus:

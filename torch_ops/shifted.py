@@ -123,7 +123,7 @@ def fastest_shifting(problem: Matmul, unreadable: str, multiprocessors: int) -> 
     """Return the choice that should take the least time, and its microseconds, copies of what it does not shift in it.
 
     It shifts the operands that are ``unreadable`` by TMA, "A", "B" or "AB", or of two such the larger, and the other is
-    copied. An operand of such sizes is not one of them where gaps between its rows make these multiples of 16 bytes.
+    copied. Sizes do not say which they are: TMA reads rows of any length that gaps set multiples of 16 bytes apart.
     """
     larger = "A" if problem.m >= problem.n else "B"
     found = []

@@ -23,6 +23,7 @@ from tensorir_ladder.harness.verify import verify
 from tensorir_ladder.schedules import cost
 from tensorir_ladder.schedules.cost import choice_cost, choose
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
+from tensorir_ladder.schedules.rules import contraction
 from tensorir_ladder.schedules.tiles import Choice, TileSet, WarpTile
 from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
 from tensorir_ladder.steps import step10_wgmma
@@ -298,6 +299,29 @@ def test_tiles_of_a_b_stored_n_k_were_faster_transposed() -> None:
     assert min(faster) > 1.1
     assert statistics.geometric_mean(faster) > 1.25
     assert statistics.geometric_mean(of_cublas) > 1
+
+
+def test_the_rule_s_tiles_of_rows_along_k_were_faster_turned() -> None:
+    """By the tile that the rule's cost takes of either menu, beside the fastest that was timed."""
+    found: dict[tuple[int, ...], dict[tuple[str, str], float]] = {}
+    for *sizes, cublas_us, kernels in read_menus(RESULTS / "schedule-menus.json.xz").float32_rule:
+        shares = found.setdefault(tuple(sizes), {})
+        shares |= {(how, tile): cublas_us / us for how, tile, _, us in kernels}
+    compared = []
+    for sizes, shares in found.items():
+        turned, before = (
+            shares.get((how, str(min(menu, key=lambda each: _outputs_of(each, sizes)).tile)))
+            for how, menu in (("turned", contraction.TURNED_TILES), ("along k", contraction.WARP_TILES))
+        )
+        if turned and before:
+            compared.append(turned / before)
+            assert turned > 0.95 * max(shares.values())
+    assert len(compared) >= 4
+    assert min(compared) > 1.2
+
+
+def _outputs_of(choice: Choice, sizes: tuple[int, ...]) -> float:
+    return cost.block_tile_cost(choice, Matmul(*sizes, "float32", "nt"), machine_of())
 
 
 def planned(problem: Matmul) -> list[object]:
