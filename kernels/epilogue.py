@@ -9,6 +9,7 @@ from tvm.script import tirx as T
 from tvm.tirx import Buffer, Var
 
 from tensorir_ladder.kernels import tma
+from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue
 from tensorir_ladder.kernels.panels import TileProduct
 from tensorir_ladder.kernels.tiles import RoleTile, TmaTile
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct
@@ -71,6 +72,14 @@ def untaken(problem: Matmul) -> str:
 def check_taken(problem: Matmul, remedy: str = tma.ALIGNING_STEP) -> None:
     """Raise IllegalWorkload for what :func:`untaken` names; ``remedy`` says who takes rows that TMA cannot read."""
     tma.check_rows(problem, remedy)
+    check_stored(problem)
+
+
+def check_stored(problem: Matmul, finish: Epilogue = PLAIN) -> None:
+    """Raise IllegalWorkload for results of a dtype that the explicit kernels do not store, and for a residual.
+
+    For kernels that add none.
+    """
     if problem.out_dtype not in STORED:
         raise IllegalWorkload(
             "results that the explicit kernels do not store",
@@ -78,6 +87,8 @@ def check_taken(problem: Matmul, remedy: str = tma.ALIGNING_STEP) -> None:
             limit=" | ".join(STORED),
             remedy="store them as one of these, or take step 10",
         )
+    if finish.residual:
+        raise IllegalWorkload("this kernel adds no residual", value="residual", remedy="take step 12 or 13")
 
 
 def stored_columns(problem: Matmul, columns: int) -> int:

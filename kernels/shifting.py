@@ -106,15 +106,7 @@ def shifting(
     IllegalPipeline : for stages, or k tiles ahead, below 2 or above 8.
     """
     lain = _lain(problem, shifts)
-    if problem.out_dtype not in epilogue.STORED:
-        raise IllegalWorkload(
-            "results that the explicit kernels do not store",
-            value=problem.out_dtype,
-            limit=" | ".join(epilogue.STORED),
-            remedy="store them as one of these",
-        )
-    if finish.residual:
-        raise IllegalWorkload("this kernel adds no residual", value="residual", remedy="take step 12 or 13")
+    epilogue.check_stored(problem, finish)
     tile.check_not_swapped()
     tile.check_sound()
     check_stages(stages, FEWEST_STAGES, MOST_STAGES)

@@ -159,15 +159,7 @@ def unaligned(
         instruction has no form for.
     """
     tile.check_sound()
-    if problem.out_dtype not in epilogue.STORED:
-        raise IllegalWorkload(
-            "results that the explicit kernels do not store",
-            value=problem.out_dtype,
-            limit=" | ".join(epilogue.STORED),
-            remedy="store them as one of these",
-        )
-    if finish.residual:
-        raise IllegalWorkload("this kernel adds no residual", value="residual", remedy="take step 12 or 13")
+    epilogue.check_stored(problem, finish)
     if (largest := max(rows * columns for rows, columns in matrices_of(problem))) > MOST_ELEMENTS:
         raise IllegalWorkload(
             "a matrix of more elements than this kernel counts",

@@ -229,7 +229,7 @@ def _product(
     machine = gpu_machine(device)
     choice, problem, setting = choose_for(operands, finish, any_m, machine, result)
     kernel = _loaded(choice, problem, setting, device)
-    free = choice.at_any_element if isinstance(choice, Unaligned | Shifting) else ""
+    free = choice.at_any_element(problem) if isinstance(choice, Unaligned | Shifting) else ""
     copying = functools.partial(_loaded, Copying(), None, Setting(machine), device)
     return Product(kernel, operands, result, dtype, copying, free)
 

@@ -55,10 +55,9 @@ class Shifting:
     def __str__(self) -> str:
         return f"rows of {' and '.join(self.shifts)} shifted, {self.tile}, launched early"
 
-    @property
-    def at_any_element(self) -> str:
-        """Matrices that may begin so."""
-        return self.shifts
+    def at_any_element(self, problem: Matmul) -> str:
+        """Return the matrices that may begin so: also an output whose rows TMA could not store."""
+        return self.shifts + "C" * (problem.n % PIECE > 0)
 
     def copies(self, operands: Operands) -> bool:
         """Tell whether TMA loads an operand that must be copied for it."""

@@ -43,10 +43,13 @@ class Unaligned:
     tile: HopperTile
 
     PIPELINE: ClassVar[str] = TIR_PIPELINE
-    at_any_element: ClassVar[str] = "ABC"  # matrices that may begin so
 
     def __str__(self) -> str:
         return f"rows as they lie, {self.tile}, launched early"
+
+    def at_any_element(self, _problem: Matmul) -> str:
+        """Return the matrices that may begin so: all."""
+        return "ABC"
 
     def build(self, problem: Matmul, setting: Setting) -> tirx.PrimFunc:
         """Make the kernel for a problem of the operands' own sizes."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from functools import cache
 
-import ml_dtypes
 import numpy as np
 import pytest
 import tvm
 
+from support.exact_products import NUMPY, drawn, expected
 from tensorir_ladder.emulator import EmulatedProgram, KernelFault
 from tensorir_ladder.kernels import tma
 from tensorir_ladder.kernels.codegen.host_code import launch_plan
@@ -21,7 +21,6 @@ from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalTile, Illeg
 from tensorir_ladder.schedules.workloads import Matmul
 
 TARGET = tvm.target.Target({"kind": "cuda", "arch": "sm_90a"})
-NUMPY = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 SMALL, TALL, PARTS = "64x64x64/1x1/1x1", "128x64x64/2x1/1x1", "64x128x64/1x1/1x1/2"
 
 
@@ -41,14 +40,6 @@ def lowered(
     return generate(tvm.IRModule({"main": made}), TARGET, "tirx")
 
 
-def drawn(problem: Matmul, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Operands of small whole numbers, whose products and sums are exact."""
-    numbers = np.random.default_rng(seed)
-    shapes = (problem.m, problem.k), problem.b_shape
-    a, b = (numbers.integers(-3, 4, shape).astype(NUMPY[problem.dtype]) for shape in shapes)
-    return a, b
-
-
 def multiplied(
     problem: Matmul, found: Generated, a: np.ndarray, b: np.ndarray, *more: np.ndarray, text: str = "", seed: int = 0
 ) -> np.ndarray:
@@ -65,12 +56,6 @@ def multiplied(
 def run(problem: Matmul, tile: str, seed: int = 0, text: str = "", **how: int) -> np.ndarray:
     """Multiply drawn operands."""
     return multiplied(problem, lowered(problem, tile, **how), *drawn(problem, seed), text=text, seed=seed)
-
-
-def expected(problem: Matmul, seed: int = 0) -> np.ndarray:
-    """The same by numpy, rounded once."""
-    a, b = (each.astype(np.float64) for each in drawn(problem, seed))
-    return (a @ (b if problem.layout == "nn" else b.T)).astype(NUMPY[problem.out_dtype])
 
 
 SHAPES = [(1, 1, 1), (70, 100, 200), (65, 131, 264), (3, 67, 190), (130, 66, 127), (64, 128, 65), (9, 200, 257)]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 
-import ml_dtypes
 import numpy as np
 import pytest
 import tvm
 
+from support.exact_products import NUMPY, drawn, expected
 from tensorir_ladder.emulator import EmulatedProgram, KernelFault
 from tensorir_ladder.kernels.codegen.host_code import launch_plan
 from tensorir_ladder.kernels.codegen.lowering import Generated, generate
@@ -20,7 +20,6 @@ from tensorir_ladder.schedules.errors import IllegalTile, IllegalWorkload
 from tensorir_ladder.schedules.workloads import Matmul
 
 TARGET = tvm.target.Target({"kind": "cuda", "arch": "sm_90a"})
-NUMPY = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 SMALL, WIDE = "64x64x128/1x1", "128x128x64/2x1"
 
 
@@ -29,14 +28,6 @@ def lowered(problem: Matmul, tile: str, finish: Epilogue = PLAIN) -> Generated:
     """A kernel's text and launch."""
     made = unaligned(problem, HopperTile.parse(tile), overlapped=True, finish=finish)
     return generate(tvm.IRModule({"main": made}), TARGET, "tirx")
-
-
-def drawn(problem: Matmul, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Operands of small whole numbers, whose products and sums are exact."""
-    numbers = np.random.default_rng(seed)
-    shapes = (problem.m, problem.k), problem.b_shape
-    a, b = (numbers.integers(-3, 4, shape).astype(NUMPY[problem.dtype]) for shape in shapes)
-    return a, b
 
 
 def run(
@@ -60,12 +51,6 @@ def run(
         np.testing.assert_array_equal(memory[first:], given.reshape(-1))
     assert (lain[2][: begins[2]] == 77).all()
     return lain[2][begins[2] :].reshape(c.shape)
-
-
-def expected(problem: Matmul, seed: int = 0) -> np.ndarray:
-    """The same by numpy, rounded once."""
-    a, b = (each.astype(np.float64) for each in drawn(problem, seed))
-    return (a @ (b if problem.layout == "nn" else b.T)).astype(NUMPY[problem.out_dtype])
 
 
 SHAPES = [(1, 1, 1), (70, 99, 117), (65, 130, 64), (129, 66, 8), (3, 201, 71), (130, 7, 128), (64, 128, 33)]
