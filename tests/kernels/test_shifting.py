@@ -61,6 +61,7 @@ def run(problem: Matmul, tile: str, seed: int = 0, text: str = "", **how: int) -
 SHAPES = [(1, 1, 1), (70, 100, 200), (65, 131, 264), (3, 67, 190), (130, 66, 127), (64, 128, 65), (9, 200, 257)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.emulator
 @pytest.mark.parametrize("layout", ["nn", "nt"])
 @pytest.mark.parametrize("shape", SHAPES)
@@ -71,6 +72,7 @@ def test_every_edge_is_right(shape: tuple[int, int, int], layout: str) -> None:
             np.testing.assert_array_equal(run(problem, SMALL, seed), expected(problem, seed))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.emulator
 @pytest.mark.parametrize("more", range(8))
 def test_rows_of_every_length_modulo_16_bytes(more: int) -> None:
@@ -79,6 +81,7 @@ def test_rows_of_every_length_modulo_16_bytes(more: int) -> None:
     np.testing.assert_array_equal(run(problem, SMALL, shifts="AB"), expected(problem))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.emulator
 @pytest.mark.parametrize(
     "tile",
@@ -99,6 +102,7 @@ def test_every_tile_and_both_layouts(tile: str) -> None:
         np.testing.assert_array_equal(run(problem, tile, stages=2), expected(problem))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.emulator
 @pytest.mark.parametrize("out_dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("tile", [SMALL, PARTS])
@@ -108,6 +112,7 @@ def test_results_of_every_dtype(tile: str, out_dtype: str) -> None:
         np.testing.assert_array_equal(run(problem, tile), expected(problem))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.emulator
 @pytest.mark.parametrize(("stages", "ahead"), [(2, 2), (4, 2), (2, 4), (3, 8)])
 def test_rings_of_every_length(stages: int, ahead: int) -> None:
@@ -117,6 +122,7 @@ def test_rings_of_every_length(stages: int, ahead: int) -> None:
         np.testing.assert_array_equal(run(problem, SMALL, stages=stages, ahead=ahead), expected(problem))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.emulator
 @pytest.mark.parametrize("first", [1, 3, 4, 6, 7])
 def test_matrices_begin_at_any_element(first: int) -> None:
