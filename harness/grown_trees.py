@@ -149,7 +149,8 @@ class ScheduleMenus(msgspec.Struct, frozen=True):
 
     ``kernel`` says what each row has. ``float32_nt`` are of a B stored [n, k]: what is chosen, and the same with tiles
     that are not transposed (:func:`schedules.memory.stage_transposed`); ``float32_rule`` of the same products by the
-    contraction rule's recipe, in two races a shape. No trees are grown over these.
+    contraction rule's recipe, in two races a shape; ``float32_forms`` by step 7's forms, of shapes taken by hand. No
+    trees are grown over these.
     """
 
     gpu: str
@@ -160,6 +161,7 @@ class ScheduleMenus(msgspec.Struct, frozen=True):
     float32: tuple[tuple[int, int, int, float, tuple[tuple[Any, ...], ...]], ...]
     float32_nt: tuple[tuple[int, int, int, float, tuple[tuple[Any, ...], ...]], ...] = ()
     float32_rule: tuple[tuple[int, int, int, float, tuple[tuple[Any, ...], ...]], ...] = ()
+    float32_forms: tuple[tuple[int, int, int, float, tuple[tuple[Any, ...], ...]], ...] = ()
 
 
 def read_menus(path: Path) -> ScheduleMenus:

@@ -176,7 +176,7 @@ class ShiftedRows:
 
     @property
     def _sizes(self) -> dict[str, int]:
-        """What both texts say: a warp's rows, those that its lanes have pieces of at once, and how often."""
+        """Return what both texts say: a warp's rows, those that its lanes have pieces of at once, and how often."""
         own, together = self.panels.rows // WARPS, WARP // self.width
         return {
             "columns": self.shape[1],
@@ -188,7 +188,7 @@ class ShiftedRows:
         }
 
     def _corner(self, first: Expr, step: Expr) -> tuple[Expr, Expr]:
-        """Row and column, in the matrix as stored, of the tile that begins at ``first`` and ``step``."""
+        """Return row and column, in the matrix as stored, of the tile that begins at ``first`` and ``step``."""
         return (first, step) if self.panels.major == "k" else (step, first)
 
 

@@ -302,7 +302,7 @@ def _maps(product: WarpgroupProduct, shifts: str, matrices: tuple[Buffer, Buffer
 
 @T.meta_class
 class _Loading:
-    """How a block's k tiles come into its ring: the rows of some operands shifted, the other operand by TMA.
+    """Bring a block's k tiles into its ring: the rows of some operands shifted, the other operand by TMA.
 
     ``ahead`` k tiles of copied pieces have room in ``copied``, A's before B's. A *corner* is a k tile's place: the
     tile's first row and column, and the step along k; ``by`` are a producer's warp and lane.

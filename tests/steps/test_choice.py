@@ -320,6 +320,16 @@ def test_the_rule_s_tiles_of_rows_along_k_were_faster_turned() -> None:
     assert min(compared) > 1.2
 
 
+def test_turned_tiles_were_faster_than_the_default_form_on_squares_too() -> None:
+    """Of a B stored [n, k]: the default form's 8x16 outputs a thread keep all in registers, and lose all the same."""
+    forms = read_menus(RESULTS / "schedule-menus.json.xz").float32_forms
+    for *_, kernels in forms:
+        fastest = {form: min(us for name, *_, us in kernels if name == form) for form in ("fitted", "serpentine")}
+        assert fastest["fitted"] < 0.98 * fastest["serpentine"]
+    of_cublas = {m: cublas_us / min(us for *_, us in kernels) for m, n, k, cublas_us, kernels in forms if m == n == k}
+    assert min(of_cublas[side] for side in (2048, 4096, 8192)) > 0.9
+
+
 def _outputs_of(choice: Choice, sizes: tuple[int, ...]) -> float:
     return cost.block_tile_cost(choice, Matmul(*sizes, "float32", "nt"), machine_of())
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import ml_dtypes
 import numpy as np
+import pytest
 
+from tensorir_ladder.emulator import KernelFault
 from tensorir_ladder.schedules.workloads import Matmul
 
 NUMPY = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
@@ -22,3 +26,15 @@ def expected(problem: Matmul, seed: int = 0) -> np.ndarray:
     """Multiply them by numpy, and round once."""
     a, b = (each.astype(np.float64) for each in drawn(problem, seed))
     return (a @ (b if problem.layout == "nn" else b.T)).astype(NUMPY[problem.out_dtype])
+
+
+def hold_caught(
+    run: Callable[[str], np.ndarray], wanted: np.ndarray, text: str, broken: str, instead: str, fault: str
+) -> None:
+    """Break a kernel's text, and hold that the emulator names the ``fault``, or, of none, that the product is wrong."""
+    assert broken in text
+    if fault:
+        with pytest.raises(KernelFault, match=fault):
+            run(text.replace(broken, instead))
+    else:
+        assert not np.array_equal(run(text.replace(broken, instead)), wanted)
