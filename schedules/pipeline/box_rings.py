@@ -14,6 +14,9 @@ arrived, and an *empty* one, whose phase ends when all warps that read the tile 
                C += A_shared * B_shared
                retire tile k - 1;  each warp arrives at empty[(k - 1) % stages], in each block that shares with it
 
+The first turn's boxes, which no stage has to be left for, are asked for before any is waited for
+(:func:`schedules.pipeline.first_fill.lower_first_fills`).
+
 TVM's software pipeline moves these statements apart as it does the copies that they stand for, and its ring of stages
 is that of the tiles: no wait for groups of copies is left. A pipeline without a computation that runs on by itself, and
 is retired, has a block barrier in the place of empty mbarriers: all threads meet before a stage is filled again. The
@@ -31,7 +34,7 @@ import functools
 import math
 import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -59,6 +62,8 @@ from tensorir_ladder.schedules.pipeline.one_barrier import GATE, RETIRE, SYNC, w
 from tensorir_ladder.schedules.pipeline.own_warp import BRINGS, OWN_WARP, elected
 from tensorir_ladder.schedules.tiles import SHORT_RING
 
+FIRST_WARP = "is_elected"  # the condition of what one thread of the first warp does
+WAIT = "mbarrier_wait"
 CLUSTER = "clusterCtaIdx.x"
 ORDER, ASYNC = "software_pipeline_order", "software_pipeline_async_stages"  # TVM's annotations
 # Of shared memory, for the mbarriers of a ring: so many that swizzled rows behind them begin at a multiple of it.
@@ -207,6 +212,34 @@ def lower_boxes(function: tirx.PrimFunc) -> tirx.PrimFunc:
     encoded = [stmt for described, tensor_map in maps.items() for stmt in described.encode(tensor_map)]
     made = with_body(body.block, tirx.SeqStmt([*encoded, body.block.body]))
     return function.with_body(s_tir.SBlockRealize([], True, made))
+
+
+def asks_for_boxes(stmt: tirx.Stmt) -> bool:
+    """Return whether a thread of the first warp asks for boxes by a statement, of a stage that nobody has to leave."""
+    if not isinstance(stmt, tirx.IfThenElse) or not _calls(stmt.condition, FIRST_WARP):
+        return False
+    return not _any(stmt, waits_for_boxes)
+
+
+def meets(stmt: tirx.Stmt) -> bool:
+    """Return whether a block's threads meet in a statement."""
+    return _any(stmt, lambda inner: isinstance(inner.value, ir.Call) and inner.value.op.name == SYNC)
+
+
+def _any(stmt: tirx.Stmt, holds: Callable[[tirx.Evaluate], bool]) -> bool:
+    found: list[bool] = []
+    tvm_ffi.structural_walk(stmt, (tirx.Evaluate, lambda inner: found.append(holds(inner))))
+    return any(found)
+
+
+def waits_for_boxes(stmt: tirx.Stmt) -> bool:
+    """Return whether a statement is a wait at an mbarrier."""
+    return isinstance(stmt, tirx.Evaluate) and _calls(stmt.value, WAIT)
+
+
+def _calls(value: ir.Expr, name: str) -> bool:
+    """Return whether a value is a call of a CUDA function by its name."""
+    return isinstance(value, ir.Call) and any(isinstance(arg, ir.StringImm) and arg.value == name for arg in value.args)
 
 
 def _shared_by(loop: tirx.For) -> _Shared:
@@ -485,7 +518,7 @@ class _Ring:
         asked = [tirx.Evaluate(expected), *map(self._loaded, boxes)]
         free = _wait(self._empty(self.stage), (self.turn + 1) % 2) if self.retires else _met()
         refilled = tirx.IfThenElse(self.stages <= self.tile, free, None)
-        is_elected = _elected(BRINGS if self.own_warp else "is_elected")
+        is_elected = _elected(BRINGS if self.own_warp else FIRST_WARP)
         parts = [tirx.IfThenElse(is_elected, tirx.SeqStmt([*([refilled] if self.retires else []), *asked]), None)]
         made = s_tir.SBlockRealize([], True, s_tir.SBlock([], [], filled, "boxes", stmt))
         return _instead(made, *([] if self.retires else [refilled]), *parts)
@@ -579,7 +612,7 @@ def _address(place: ir.TensorLoad) -> ir.Expr:
     return place.source.access_ptr("r", offset=sym.Analyzer().simplify(offset), extent=1)
 
 
-def _elected(name: str = "is_elected") -> ir.Expr:
+def _elected(name: str = FIRST_WARP) -> ir.Expr:
     return cuda_func_call(name, source_code=elected(name, unless=_BEYOND_FIRST), return_type="bool")
 
 
@@ -592,9 +625,7 @@ def _instead(realize: s_tir.SBlockRealize, *parts: tirx.Stmt) -> tirx.Stmt:
 
 
 def _wait(barrier: ir.Expr, parity: ir.Expr) -> tirx.Stmt:
-    return tirx.Evaluate(
-        cuda_func_call("mbarrier_wait", barrier, parity, source_code=MBARRIER_IS_THROUGH + MBARRIER_WAIT)
-    )
+    return tirx.Evaluate(cuda_func_call(WAIT, barrier, parity, source_code=MBARRIER_IS_THROUGH + MBARRIER_WAIT))
 
 
 def _met() -> tirx.Stmt:

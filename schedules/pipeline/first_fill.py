@@ -7,6 +7,9 @@ the other, and for more than it needs. Stages of an empty ring need not wait for
 first, and each wait is for its own tile.
 
 In steady state nothing changes. It counts where blocks start often or run shortly: with few k tiles, in many rounds.
+
+Boxes of a ring (:mod:`schedules.pipeline.box_rings`) need no mark: each of its waits is for its own tile as it is, and
+what a warp of its own brings is not behind any wait.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from tvm.s_tir.schedule import LoopRV
 from tensorir_ladder.schedules.errors import IllegalPipeline
 from tensorir_ladder.schedules.inspection import loop_extent, loop_name
 from tensorir_ladder.schedules.passes import require_pipeline
+from tensorir_ladder.schedules.pipeline.box_rings import asks_for_boxes, meets, waits_for_boxes
 
 if TYPE_CHECKING:
     from tensorir_ladder.schedules.pipeline.pipelining import PipelinePlan
@@ -61,11 +65,33 @@ def fill_before_waiting(sch: Schedule, loop: LoopRV, plan: PipelinePlan) -> None
 
 
 def lower_first_fills(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Put a prologue's copies in front that :func:`fill_before_waiting` marked; part of the lowering pipeline."""
+    """Put boxes, and copies that :func:`fill_before_waiting` marked, in front of a prologue's waits; part of lowering.
+
+    ::
+
+        before   bring 0;  wait for 0;  start 0;  bring 1;  wait for 1;  start 1;  bring 2;  wait for 2; ...  # of boxes
+        after    bring 0;  bring 1;  bring 2;  wait for 0;  start 0;  wait for 1;  start 1;  wait for 2; ...
+    """
+    function = function.with_body(tvm_ffi.structural_map(function.body, (tirx.SeqStmt, _boxes_first)))
     if not _stages_of(function.body):
         return function
     body = tvm_ffi.structural_map(function.body, (tirx.SeqStmt, _filled_first))
     return function.with_body(tvm_ffi.structural_map(body, (tirx.For, _unmarked)))
+
+
+def _boxes_first(sequence: tirx.SeqStmt) -> tirx.Stmt:
+    """Put what asks for boxes of an empty stage in front of the sequence's first wait for some."""
+    parts = list(sequence.seq)
+    wait = next((place for place, part in enumerate(parts) if waits_for_boxes(part)), len(parts))
+    met = next((place for place in range(wait, len(parts)) if meets(parts[place])), len(parts))  # to leave a stage
+    return _in_front(parts, wait, [place for place in range(wait, met) if asks_for_boxes(parts[place])])
+
+
+def _in_front(parts: list[tirx.Stmt], wait: int, fills: list[int]) -> tirx.SeqStmt:
+    """Move statements before a wait, with what their addresses are made of: such names stand for arithmetic alone."""
+    early = [place for place in range(wait, max(fills, default=wait)) if isinstance(parts[place], tirx.Bind)] + fills
+    left = [part for place, part in enumerate(parts) if place >= wait and place not in early]
+    return tirx.SeqStmt([*parts[:wait], *(parts[place] for place in sorted(early)), *left])
 
 
 def _filled_first(sequence: tirx.SeqStmt) -> tirx.Stmt:
@@ -83,16 +109,9 @@ def _filled_first(sequence: tirx.SeqStmt) -> tirx.Stmt:
             limit=stages,
             remedy="give fill_before_waiting the plan of this pipeline",
         )
-    # What later copies' addresses are made of comes along; such names stand for arithmetic of indices alone.
-    early = [place for place in range(waits[0], fills[-1]) if isinstance(parts[place], tirx.Bind)] + fills
-    first = [parts[place] for place in sorted(early) if place > waits[0]]
-    rest = {place: part for place, part in enumerate(parts) if place not in early or place < waits[0]}
     for tile, place in enumerate(waits):
-        rest[place] = _waiting(rest[place], len(fills) - 1 - tile)
-    before, behind = (
-        [part for place, part in rest.items() if (place < waits[0]) is sooner] for sooner in (True, False)
-    )
-    return tirx.SeqStmt([*before, *first, *behind])
+        parts[place] = _waiting(parts[place], len(fills) - 1 - tile)
+    return _in_front(parts, waits[0], [place for place in fills if place > waits[0]])
 
 
 def _waiting(wait: tirx.Stmt, left: int) -> tirx.Stmt:

@@ -49,6 +49,7 @@ RIGHT = [
     (Matmul(136, 152, 328, "float16"), "64x64x64/1x1", 4, ALONE, 1, (True, False)),
     (Matmul(64, 64, 64, "float16"), "64x64x64/1x1", 3, ALONE, 1, (False, False)),  # one k tile
     (Matmul(136, 136, 712, "float16"), "64x64x64/1x1", 6, BELOW, 1, (False, False)),  # a long ring
+    (Matmul(264, 264, 184, "float16", "nt"), "64x64x64/1x1", 3, (2, 2), 1, (False, False)),  # as many stages as k tiles
     (Matmul(136, 136, 520, "float16"), "64x72x64/1x1", 6, (4, 1), 1, (False, False)),
     (Matmul(136, 328, 520, "float16", "nt"), "128x64x64/2x1", 4, (1, 4), 1, (False, False)),
     (Matmul(264, 264, 520, "float16"), "64x80x64/1x1", 6, (2, 2), 1, (False, False)),
@@ -68,7 +69,10 @@ RIGHT = [
 @pytest.mark.emulator
 @pytest.mark.filterwarnings("ignore:copied to")
 @pytest.mark.parametrize(("problem", "tile", "stages", "cluster", "parts", "copied"), RIGHT, ids=str)
-def test_products_by_boxes_are_right(monkeypatch, problem, tile, stages, cluster, parts, copied) -> None:
+@pytest.mark.parametrize("own_warp", [True, False])
+def test_products_by_boxes_are_right(monkeypatch, own_warp, problem, tile, stages, cluster, parts, copied) -> None:
+    if not own_warp:
+        monkeypatch.setattr(WarpgroupTile, "leaves_a_warp", False)
     kernel, backend = kernel_of(monkeypatch, problem, tile, stages, cluster, parts, copied), EmulatorBackend()
     assert kernel.launches == 1 + any(copied) + (parts > 1)
     verify_launch(backend.load(kernel), problem, backend, kernel.label, seeds=(1, 2))
@@ -273,7 +277,21 @@ def test_a_short_ring_is_filled_as_soon_as_a_tile_is_retired(monkeypatch, stages
     order = ["wgmma_m64", "pipeline_retire_1", "expect_tx_shared"]
     assert done == (order if sooner else [order[0], order[2], order[1]]) * stages
     before = kernel.body[: kernel.body.index("wgmma_m64")]
-    assert before.count("expect_tx_shared") == stages - (1 if sooner else 2)  # before the first multiplication
+    assert before.count("expect_tx_shared") == stages - (0 if sooner else 1)  # before the first multiplication
+
+
+@pytest.mark.parametrize("cluster", [ALONE, BELOW, (2, 2)], ids=str)
+@pytest.mark.parametrize(("k", "stages"), [(104, 3), (184, 3), (184, 4), (320, 6), (328, 3)])
+def test_boxes_of_empty_stages_are_asked_for_before_any_is_waited_for(monkeypatch, k, stages, cluster) -> None:
+    monkeypatch.setattr(WarpgroupTile, "leaves_a_warp", False)
+    body = kernel_of(monkeypatch, Matmul(264, 264, k, "float16"), "64x64x64/1x1", stages, cluster).body
+    steps = re.findall(r"(mbarrier_wait|expect_tx_shared|wgmma_m64)\w*\(", body[body.index("is_elected()") :])
+    k_tiles = -(-k // 64)
+    filled = min(stages, k_tiles)
+    assert steps[:filled] == ["expect_tx_shared"] * filled
+    refilled = k_tiles - filled  # each behind a wait of its own, for a free stage
+    assert (steps.count("expect_tx_shared"), steps.count("wgmma_m64")) == (k_tiles, k_tiles)
+    assert steps.count("mbarrier_wait") == k_tiles + refilled
 
 
 @pytest.mark.parametrize(("cluster", "shared"), [(BELOW, "B"), (BESIDE, "A")], ids=str)
