@@ -30,19 +30,23 @@ PIECE = 8  # elements of 16 bits in the 16 bytes that are copied, and laid down,
 WARPS = 8  # that share a k tile's rows: a row and the eighth behind it begin as far within 16 bytes
 MOST_ELEMENTS = 2**31  # of a matrix with two tiles' rows beyond its last: places in bytes are whole numbers of 32 bits
 
-# Nothing is read beside the matrix: what lies behind it is zero, and of a piece that begins before it elements are read
-# one by one. Places are in bytes, from the multiple of 16 bytes before the matrix on.
+# Nothing is read beside the matrix: what lies behind it is zero, and of a piece that begins before or ends behind it
+# elements are read one by one. (cp.async takes how many bytes to read; compute-sanitizer counts sixteen.) Places are in
+# bytes, from the multiple of 16 bytes before the matrix on.
 _REQUEST = """
 __forceinline__ __device__ void {name}_piece(
     void* to, const char* from, unsigned int place, unsigned int before, unsigned int end) {{
-  if (place < before) {{
-    for (unsigned int at = 0; at < 16u; at += 2)
-      *(unsigned short*)((char*)to + at) = at < before || at >= end ? 0 : *(const unsigned short*)(from + at);
+  if (place >= before && place + 16u <= end) {{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::
+                 "r"((unsigned int)__cvta_generic_to_shared(to)), "l"(from + place) : "memory");
     return;
   }}
-  const unsigned int left = place < end ? min(end - place, 16u) : 0u, source = left ? place : before ? 16u : 0u;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::
-               "r"((unsigned int)__cvta_generic_to_shared(to)), "l"(from + source), "r"(left) : "memory");
+  if (place >= end) {{
+    *(uint4*)to = make_uint4(0, 0, 0, 0);
+    return;
+  }}
+  for (unsigned int at = place; at < place + 16u; at += 2)
+    *(unsigned short*)((char*)to + at - place) = at < before || at >= end ? 0 : *(const unsigned short*)(from + at);
 }}
 __forceinline__ __device__ void {name}(
     const void* matrix, void* into, int warp, int lane, int first_row, int first_column) {{

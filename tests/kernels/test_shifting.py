@@ -185,8 +185,9 @@ def test_what_lies_beyond_the_reduction_counts_for_nothing(layout: str) -> None:
     ("broken", "instead", "fault"),
     [
         ('"fence.proxy.async.shared::cta;"', '""', "missing proxy fence"),
-        ("min(end - place, 16u)", "16u", "out of bounds"),
-        ("place < end ?", "true ?", "out of bounds"),
+        ("place + 16u <= end", "place < end", "out of bounds"),
+        ("|| at >= end", "", "out of bounds"),
+        ("make_uint4(0, 0, 0, 0)", "make_uint4(0x7fff7fff, 0, 0, 0)", ""),
         ("2 * word + 1 ?", "2 * word + 3 ?", ""),
         ("skew % 2 ?", "false ?", ""),
         ("at % 8 ^ warp", "at % 8", ""),
