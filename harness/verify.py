@@ -36,7 +36,10 @@ WALK = 2.0  # of √k
 # adds up, to at most one eps of the sum for each block. The smallest blocks, of sm_75, are of 4.
 TRUNCATED_BLOCK = 4
 # A block's products are aligned to the largest of block and sum before they are added, and each is cut off there: where
-# few and unequal products cancel, that is more than cutting off the sum. Of 16 products, those of one instruction.
+# few and unequal products cancel, that is more than cutting off the sum. Of 16 products, those of one instruction. They
+# are aligned by their operands' exponents, and a denormal's is that of the smallest normal number, however small it is:
+# a sum of 87 products of denormals and normal numbers, -2.500186 in units of the last place, came out as -2.5 on an H200,
+# as it does where 25 bits are kept below the largest of these exponents; of 23 or 24, or of the products' own, it does not.
 ALIGNED = 16
 MOST_PARTS = 32  # that are rounded so
 TF32_ROUNDING = 6 * 2.0**-11  # operands rounded to 11 bits: of the root sum square
@@ -50,7 +53,7 @@ CHUNKS_HELD = 12  # at most, of those that are computed from each other
 def bytes_to_check(problem: Matmul, itemsize: int) -> int:
     """Count the bytes that a trial of a product takes beside its operands and output, at most."""
     a, b, c = problem.m * problem.k, problem.k * problem.n, problem.m * problem.n
-    return itemsize * (a + b) + 8 * (a + 3 * b + 2 * c + CHUNKS_HELD * min(CHUNK, max(a, c)))
+    return itemsize * (a + b) + 8 * (a + 4 * b + 2 * c + CHUNKS_HELD * min(CHUNK, max(a, c)))
 
 
 class WrongResult(RuntimeError):
@@ -148,6 +151,7 @@ def _expected(problem: Matmul, backend: Backend, a: Any, b: Any, data: str, math
     """Compute the product and each element's limit in float64."""
     shape, b = (problem.m, problem.n), backend.float64(b)
     squares = b * b if data != WHOLE else b
+    lifted = _lifted(backend, b, problem.dtype) ** 2 if data == SPECIAL else squares
     reference, limit = backend.poisoned(shape, "float64"), backend.poisoned(shape, "float64")
     for rows in _chunks(shape, problem.k):
         some = backend.float64(a[rows])
@@ -157,12 +161,22 @@ def _expected(problem: Matmul, backend: Backend, a: Any, b: Any, data: str, math
             exact = size <= 2 / epsilon(problem.out_dtype)
             limit[rows] = backend.xp.where(exact, 0.0, half_units(backend, size, problem.out_dtype))
         else:
-            spread = backend.xp.sqrt((some * some) @ squares)
-            limit[rows] = rounding_limit(problem, backend, size, spread, math)
+            spread = aligned = backend.xp.sqrt((some * some) @ squares)
+            if data == SPECIAL:
+                aligned = backend.xp.sqrt(_lifted(backend, some, problem.dtype) ** 2 @ lifted)
+            limit[rows] = rounding_limit(problem, backend, size, spread, math, aligned)
     return reference, limit
 
 
-def rounding_limit(problem: Matmul, backend: Backend, size: Any, spread: Any, math: str = IEEE) -> Any:
+def _lifted(backend: Backend, values: Any, dtype: str) -> Any:
+    """Return magnitudes, of denormals the smallest normal number: by what tensor cores align products."""
+    least = float(ml_dtypes.finfo(numpy_dtype(dtype)).smallest_normal)
+    return backend.xp.where(values == 0, 0.0, abs(values).clip(min=least))
+
+
+def rounding_limit(
+    problem: Matmul, backend: Backend, size: Any, spread: Any, math: str = IEEE, aligned: Any = None
+) -> Any:
     """Bound the error that rounding explains, element by element, from |sum| and the products' root sum square.
 
     - Each of k additions rounds a partial sum, by up to half an eps of it, eps being the accumulator's. Of products of
@@ -170,15 +184,18 @@ def rounding_limit(problem: Matmul, backend: Backend, size: Any, spread: Any, ma
       random walks: a few times eps · √k of that, and of the sum where it is larger. In any order of additions; in
       several parts, less.
     - Tensor cores (16-bit operands and TF32) do not round but cut off: eps of the partial sum for each block of
-      products, always towards zero, so that it grows as k; and each product at what is largest where it is added.
+      products, always towards zero, so that it grows as k; and each product at what is largest where it is added, of
+      whose magnitudes ``aligned`` is the root sum square (``spread`` if None): denormal operands count as normal ones.
     - With TF32 ``math``, products have the errors of two rounded operands, which add up as the products do.
     - float32 denormals may be flushed to 0, operands, products or sums: nvcc is told to use fast math.
     - At the end half a unit in the last place of the output, there where the sum with all its errors may lie.
     """
     sums = accumulator_dtype(problem.dtype)
     truncates = problem.dtype in ("float16", "bfloat16") or math == TF32
-    steps = WALK * problem.k**0.5 + (problem.k / TRUNCATED_BLOCK + ALIGNED if truncates else 0)
+    steps = WALK * problem.k**0.5 + (problem.k / TRUNCATED_BLOCK if truncates else 0)
     error = epsilon(sums) * steps * (spread + size)
+    if truncates:
+        error = error + epsilon(sums) * ALIGNED * ((spread if aligned is None else aligned) + size)
     if math == TF32:
         error = error + TF32_ROUNDING * spread
     if math == PARTS:

@@ -330,6 +330,35 @@ def test_operands_rounded_to_tf32_are_within_its_tolerance_alone(k: int, seed: i
             hold(run, matmul_trial(problem, CPU, seed, math=math), CPU)
 
 
+def on_tensor_cores(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Multiply as an H200's tensor cores do: 16 products at a time, cut off 25 bits below the largest exponent of them.
+
+    And of the sum; a product's is that of its operands, a denormal's that of the smallest normal number.
+    """
+    sums, exponents = np.zeros((len(a), b.shape[1])), [np.frexp(np.maximum(abs(each), 2.0**-14))[1] for each in (a, b)]
+    wide = [each.astype("float64") for each in (a, b)]
+    for first in range(0, a.shape[1], 16):
+        block = slice(first, first + 16)
+        products = wide[0][:, block, None] * wide[1][None, block]
+        both = np.where(products == 0, -999, exponents[0][:, block, None] + exponents[1][None, block]).max(1)
+        unit = 2.0 ** (np.maximum(both - 1, np.where(sums == 0, -999, np.frexp(sums)[1])) - 26)
+        sums = (np.trunc(products / unit[:, None]).sum(1) + np.trunc(sums / unit)) * unit
+    return sums.astype("float32")
+
+
+@pytest.mark.parametrize("k", [1, 7, 87, 1000])
+def test_what_tensor_cores_cut_off_of_denormals_is_within_the_limit(k: int) -> None:
+    """Of 16-bit denormals they cut off far more than of as small a product of normal numbers."""
+    problem = Matmul(96, 96, k, "float16", "nn", "float32")
+    trial = matmul_trial(problem, CPU, 5, SPECIAL)
+    with np.errstate(invalid="ignore"):
+        sums = np.where(np.isfinite(trial.reference), on_tensor_cores(*trial.operands.values()), trial.reference)
+    check_output(trial, CPU, sums.astype("float32"))
+    lost = np.where(abs(trial.reference) < 2.0**-14, 0.0, sums)  # as if denormal operands were flushed
+    with pytest.raises(WrongResult, match="special values"):
+        check_output(trial, CPU, lost.astype("float32"))
+
+
 def rounded_to_tf32(values: np.ndarray) -> np.ndarray:
     """Values rounded to 11 bits, halves away from zero, as cvt.rna.tf32 does."""
     bits = values.astype(np.float32).view(np.uint32)
