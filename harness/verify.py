@@ -38,8 +38,8 @@ TRUNCATED_BLOCK = 4
 # A block's products are aligned to the largest of block and sum before they are added, and each is cut off there: where
 # few and unequal products cancel, that is more than cutting off the sum. Of 16 products, those of one instruction. They
 # are aligned by their operands' exponents, and a denormal's is that of the smallest normal number, however small it is:
-# a sum of 87 products of denormals and normal numbers, -2.500186 in units of the last place, came out as -2.5 on an H200,
-# as it does where 25 bits are kept below the largest of these exponents; of 23 or 24, or of the products' own, it does not.
+# on an H200 87 products of denormals and normal numbers, whose sum is -2.500186 units in the last place, gave -2.5, as
+# where 25 bits are kept below the largest of these exponents; where fewer are, or of the products' own, they do not.
 ALIGNED = 16
 MOST_PARTS = 32  # that are rounded so
 TF32_ROUNDING = 6 * 2.0**-11  # operands rounded to 11 bits: of the root sum square
