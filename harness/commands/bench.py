@@ -22,6 +22,7 @@ from tensorir_ladder.harness.machines import DEFAULT_ARCH, machine_for
 from tensorir_ladder.harness.records import RESULTS, ShapeRecord, check_writable, load_shapes, shape_groups
 from tensorir_ladder.harness.session import CaseJournal, Session
 from tensorir_ladder.harness.shapes import DRAWN, GROUPS, MOST_SHAPES, Drawn, draw_shapes, measure_shape, scheduled_case
+from tensorir_ladder.harness.verify import WrongResult
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.schedules.workloads import DTYPES
 from tensorir_ladder.torch_ops.errors import PaddedCopy
@@ -56,10 +57,13 @@ def run(options: argparse.Namespace, command: str) -> int:
     session = Session(toolchain.require_compiler(), backend, out, command, DRAWN, revision=options.revision or "")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PaddedCopy)  # each record says what is copied
-        left = _measure(drawn, session, options.jobs, end)
+        left, wrong = _measure(drawn, session, options.jobs, end)
     _print_groups(session, {(one.group, one.seed, one.problem.dtype) for one in drawn})
-    if left:
+    if left > len(wrong):
         print(f"{len(drawn) - left} of {len(drawn)} shapes are measured in the time given; the same command goes on")
+    if wrong:
+        more = f"; {len(wrong)} shapes in all, which the same command checks again" if len(wrong) > 1 else ""
+        raise WrongResult(f"{wrong[0]}{more}")
     return 0
 
 
@@ -76,8 +80,12 @@ def _drawn(options: argparse.Namespace) -> list[Drawn]:
     return [one for one in chain.from_iterable(zip_longest(*groups)) if one is not None]
 
 
-def _measure(drawn: Sequence[Drawn], session: Session, jobs: int, end: float) -> int:
-    """Build some ahead, then measure each and write it down; return how many are left where time is up."""
+def _measure(drawn: Sequence[Drawn], session: Session, jobs: int, end: float) -> tuple[int, list[WrongResult]]:
+    """Build some ahead, then measure each and write it down; return how many are left, and what was wrong of these.
+
+    Time may be up. A wrong result has no speed, and keeps no other shape from being measured.
+    """
+    wrong: list[WrongResult] = []
     with CaseJournal(session, "bench", drawn) as journal:
         session.run = journal.run
         waiting = unfinished(drawn, journal.has, "shapes")
@@ -89,14 +97,19 @@ def _measure(drawn: Sequence[Drawn], session: Session, jobs: int, end: float) ->
                 for one in bar.track(part, len(drawn), len(journal.entries), description="measuring"):
                     if time.monotonic() >= end:
                         break
-                    record = measure_shape(session, one)
+                    try:
+                        record = measure_shape(session, one)
+                    except WrongResult as error:
+                        wrong.append(error)
+                        bar.console.print(escape(f"wrong result: {error}"), highlight=False)
+                        continue
                     record.save(session.out)
                     journal.add(one)
                     bar.console.print(escape(_line(one, record)), highlight=False)
         left = len(drawn) - len(journal.entries)
         if not left:
             journal.finish()
-    return left
+    return left, wrong
 
 
 def _parts(drawn: Sequence[Drawn], size: int) -> list[Sequence[Drawn]]:

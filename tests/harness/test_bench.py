@@ -195,7 +195,15 @@ def test_a_wrong_result_has_no_speed(wrong: str, small: FakeGpu, command: Comman
     outcome = measure(command, tmp_path)
     assert outcome.code == 1
     assert wrong in outcome.err
-    assert wrong not in {record.contender[: len(wrong)] for record in load_shapes(tmp_path)}
+    right = [name for name in ALL if GROUPS[name].scheduled != (wrong == "step10")]
+    assert Counter(record.group for record in load_shapes(tmp_path)) == dict.fromkeys(right, 3), "others are measured"
+    assert f"{15 - 3 * len(right)} shapes in all" in outcome.err
+    small.corrupt = lambda label, output: None
+    races = len(small.races)
+    assert measure(command, tmp_path).code == 0, "the same command goes on with what was wrong"
+    assert Counter(record.group for record in load_shapes(tmp_path)) == dict.fromkeys(ALL, 3)
+    assert len(small.races) == 15
+    assert races == 3 * len(right)
 
 
 def test_a_call_that_refuses_is_no_shape_that_is_left_out(
