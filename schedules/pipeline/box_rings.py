@@ -176,9 +176,9 @@ def lower_boxes(function: tirx.PrimFunc) -> tirx.PrimFunc:
     Raises
     ------
     IllegalPipeline : for a marked copy outside of a pipelined loop with a gate, beside copies of another kind, or in a
-        loop that a block goes through more than once; for clusters whose computations nothing retires, and of which two
-        blocks share more than one copy; for threads beside each other that are no whole warps; for a target older
-        than sm_90.
+        loop that a block goes through more than once, or behind another one; for clusters whose computations nothing
+        retires, and of which two blocks share more than one copy; for threads beside each other that are no whole
+        warps; for a target older than sm_90.
     """
     maps: dict[_Map, tirx.Var] = {}
 
@@ -290,18 +290,28 @@ def _no_ring(loop: tirx.For, problem: str) -> IllegalPipeline:
 
 
 def _check_entered_once(stmt: tirx.Stmt) -> None:
-    """Raise IllegalPipeline for a ring in a loop of one block: its mbarriers would be made while they are in use."""
+    """Raise IllegalPipeline for a second ring of a block, or one in a loop: its mbarriers would be made a second time.
+
+    A second ring's would lie where the first one's are, which other threads may still be waiting at.
+    """
+    if len(rings := _rings(stmt)) > 1:
+        raise _no_ring(rings[1], f"a block goes through {len(rings)} rings of boxes")
 
     def check(loop: tirx.For) -> None:
         if loop.kind == tirx.ForKind.THREAD_BINDING or PIPELINE_STAGE in loop.annotations:
             return
-        rings: list[tirx.For] = []
-        note = (tirx.For, lambda inner: rings.append(inner) if PIPELINE_STAGE in inner.annotations else None)
-        tvm_ffi.structural_walk(loop.body, note)
-        if any(_marked(ring) for ring in rings) and not (is_constant(loop.extent) and int(loop.extent) == 1):
+        if _rings(loop.body) and not (is_constant(loop.extent) and int(loop.extent) == 1):
             raise _no_ring(loop, "a block goes through a ring of boxes more than once")
 
     tvm_ffi.structural_walk(stmt, (tirx.For, check))
+
+
+def _rings(stmt: tirx.Stmt) -> list[tirx.For]:
+    """Find the pipelined loops in a statement whose copies are marked."""
+    found: list[tirx.For] = []
+    note = (tirx.For, lambda loop: found.append(loop) if PIPELINE_STAGE in loop.annotations else None)
+    tvm_ffi.structural_walk(stmt, note)
+    return [loop for loop in found if _marked(loop)]
 
 
 def _warps(grid: tirx.For) -> int:
