@@ -237,15 +237,17 @@ def running_sums(a: T.Buffer((64, 264), "float32"), y: T.Buffer((11, 64), "float
                     y[k, i] = total[i]
 
 
+def by_threads(function: tirx.PrimFunc) -> str:
+    """A function's text, its loops over blocks and rows bound."""
+    text = function.script().replace("for block in range(2)", 'for block in T.thread_binding(2, thread="blockIdx.x")')
+    return text.replace("for row in range(32)", 'for row in T.thread_binding(32, thread="threadIdx.x")')
+
+
 @pytest.mark.emulator
 @pytest.mark.parametrize("stages", [2, 3, 4])
 def test_statements_behind_the_last_use_of_a_tile_make_the_ring_no_longer(stages: int) -> None:
     """What only uses results runs a pipeline stage later: the tiles' ring has none for it, nor have its mbarriers."""
-    text = running_sums.script().replace(
-        "for block in range(2)", 'for block in T.thread_binding(2, thread="blockIdx.x")'
-    )
-    text = text.replace("for row in range(32)", 'for row in T.thread_binding(32, thread="threadIdx.x")')
-    sch = Schedule(tvm.script.from_source(text))
+    sch = Schedule(tvm.script.from_source(by_threads(running_sums)))
     copy = sch.get_sblock("copy")
     step = sch.get_loops(copy)[1]
     fetch_by_tma(sch, copy, step)
@@ -254,53 +256,14 @@ def test_statements_behind_the_last_use_of_a_tile_make_the_ring_no_longer(stages
     check_function(running_sums, lower_ahead(sch.mod["main"], TARGET), TARGET)
 
 
-@T.prim_func(s_tir=True)
-def sums_of_two(a: T.Buffer((64, 72), "float32"), b: T.Buffer((64, 72), "float32"), y: T.Buffer((2, 64), "float32")):
-    near = T.sblock_alloc_buffer((64, 72), scope="shared.dyn")
-    far = T.sblock_alloc_buffer((64, 72), scope="shared.dyn")
-    total = T.sblock_alloc_buffer((2, 64), scope="local")
-    for block in range(2):
-        for row in range(32):
-            with T.sblock("zero"):
-                i = T.axis.spatial(64, block * 32 + row)
-                total[0, i] = T.float32(0)
-                total[1, i] = T.float32(0)
-        for step in range(3):
-            for line, column in T.grid(32, 24):
-                with T.sblock("copy"):
-                    i = T.axis.spatial(64, block * 32 + line)
-                    j = T.axis.spatial(72, step * 24 + column)
-                    near[i, j] = a[i, j]
-            for row in range(32):
-                with T.sblock("add"):
-                    i = T.axis.spatial(64, block * 32 + row)
-                    k = T.axis.reduce(3, step)
-                    total[0, i] = total[0, i] + near[i, k * 24] * near[i, k * 24 + 23]
-        for step in range(3):
-            for line, column in T.grid(32, 24):
-                with T.sblock("copy_again"):
-                    i = T.axis.spatial(64, block * 32 + line)
-                    j = T.axis.spatial(72, step * 24 + column)
-                    far[i, j] = b[i, j]
-            for row in range(32):
-                with T.sblock("add_again"):
-                    i = T.axis.spatial(64, block * 32 + row)
-                    k = T.axis.reduce(3, step)
-                    total[1, i] = total[1, i] + far[i, k * 24] * far[i, k * 24 + 23]
-        for row in range(32):
-            with T.sblock("store"):
-                i = T.axis.spatial(64, block * 32 + row)
-                y[0, i] = total[0, i]
-                y[1, i] = total[1, i]
-
-
 def test_a_second_ring_of_a_block_is_refused() -> None:
     """Its mbarriers would be made where those of the first are, which the emulator and PTX forbid."""
-    text = sums_of_two.script().replace(
-        "for block in range(2)", 'for block in T.thread_binding(2, thread="blockIdx.x")'
-    )
-    text = text.replace("for row in range(32)", 'for row in T.thread_binding(32, thread="threadIdx.x")')
-    sch = Schedule(tvm.script.from_source(text))
+    text = by_threads(running_sums)
+    first = text[text.index("        for step in") :]
+    again = first.replace('")', '_again")').replace("near", "far")
+    near = next(line for line in text.splitlines() if "near = " in line)
+    text = text.replace(near, f"{near}\n{near.replace('near', 'far')}")
+    sch = Schedule(tvm.script.from_source(f"{text.rstrip()}\n{again}"))
     for name in ("copy", "copy_again"):
         copy = sch.get_sblock(name)
         step = sch.get_loops(copy)[1]
