@@ -240,8 +240,8 @@ def persistent(
                     mine.multiply(marks, k_tile, T.bool(k_tile != 0))
                     late.store(marks, k_tile)
                     mine.retire_former(marks, k_tile, k_tile > 0)
-                for box in T.unroll(max(0, product.boxes - early)):
-                    late.store(marks, early + box)
+                for portion in T.unroll(max(0, late.portions - early)):
+                    late.store(marks, early + portion)
                 for k_tile in T.serial(work.count - early):
                     marks.wait("full", shared.full, mine.read, early + k_tile, "consumer")
                     mine.multiply(marks, early + k_tile, T.bool(True))
@@ -268,8 +268,8 @@ def persistent(
             if at_end:
                 let_next_begin()
             say_done(here)
-            for box in T.unroll(product.boxes):  # the last piece's
-                late.store(marks, box)
+            for portion in T.unroll(late.portions):  # of the last piece
+                late.store(marks, portion)
             if in_boxes:
                 boxes.finish(here)
             marks.mark("results stored", -1, together=True, only=late.waiting > 0)

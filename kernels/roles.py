@@ -97,6 +97,11 @@ def await_all_read(consumers: int) -> None:
     is of one of this block's k tiles, whose full barrier counts its bytes, and each consumer has waited for every k
     tile's. Nor do instructions read it: each consumer has retired all of its own.
     """
+    await_consumers(consumers)
+
+
+def await_consumers(consumers: int) -> None:
+    """Emit the wait of all of a block's consumers for each other."""
     T.evaluate(T.ptx.bar.sync(T.uint32(1 + consumers), T.uint32(consumers * WARPGROUP)))  # others are the warpgroups'
 
 

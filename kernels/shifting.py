@@ -204,8 +204,8 @@ def shifting(
                     packed = T.alloc_local((product.registers // 2,), "uint32")
                     boxes = Boxes(c_map, product, shared.results, RESULT_BOXES, output=c_matrix)
                     epilogue.pack(mine.sums, packed, problem.out_dtype)
-                    for box in T.unroll(product.boxes):
-                        boxes.store(packed, box, *own, mine.number, here.warp, here.lane)
+                    for portion in T.unroll(boxes.portions):
+                        boxes.store(packed, portion, *own, mine.number, here.warp, here.lane)
                     boxes.finish(here)
                 else:
                     lane = T.meta_var((here.warp, here.lane))

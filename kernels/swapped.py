@@ -26,6 +26,7 @@ from tensorir_ladder.kernels.roles import (
     RoleBlock,
     SharedRing,
     await_all_read,
+    await_consumers,
     begin_after_last,
     drain,
     end_together,
@@ -125,6 +126,7 @@ def swapped(
     stages = _stages_of(problem, tile, stages)
     itemsize = dtype_bytes(problem.dtype)
     resident, in_ring = tile.resident(itemsize, stages), tile.results_in_ring(itemsize, stages)
+    side_by_side = tile.warpgroups[0] == 1 < tile.consumers  # whose rows leave together
     at_end = overlapped and not next_at_once
     log = Log(stamps, ("producer", *(f"consumer {number}" for number in range(tile.consumers))))
 
@@ -198,13 +200,20 @@ def swapped(
                         await_all_read(tile.consumers)
                     _collect(mine.sums, product, problem.out_dtype, shared.results, results, here.warp, here.lane)
                     marks.mark("sums free")
-                    T.ptx.fence.proxy.async_.shared__cta()
-                    T.cuda.warpgroup_sync(1 + mine.number)
                     if by_tma:
+                        T.ptx.fence.proxy.async_.shared__cta()
+                        T.cuda.warpgroup_sync(1 + mine.number)
                         if here.warp == 0 and tma.elected():
                             _store(maps.c_map, product, shared.results, results, *corner, overlapped)
+                    elif side_by_side:
+                        await_consumers(tile.consumers)
+                        sharing = T.meta_var((WARPS * tile.consumers, WARPS * mine.number + here.warp, here.lane))
+                        behind = T.meta_var((corner[0], tile_corner[1]))
+                        _store_rows(product, tile.consumers, shared.results, 0, matrices.c, behind, *sharing)
                     else:
-                        _store_rows(product, shared.results, results, matrices.c, corner, here.warp, here.lane)
+                        T.cuda.warpgroup_sync(1 + mine.number)
+                        sharing = T.meta_var((WARPS, here.warp, here.lane))
+                        _store_rows(product, 1, shared.results, results, matrices.c, corner, *sharing)
                 else:
                     _store_elements(mine.sums, product, matrices.c, *corner, here.warp, here.lane)
             marks.mark("results stored", together=True)
@@ -289,18 +298,20 @@ def _store(
 
 def _store_rows(
     product: WarpgroupProduct,
+    warpgroups: int,
     source: Buffer,
     first: Expr,
     output: Buffer,
     corner: tuple[Expr, Expr],
+    warps: int,
     warp: Expr,
     lane: Expr,
 ) -> None:
-    """Emit a warp's stores of every fourth row of a warpgroup's boxes to the output's ``corner``."""
-    for box in range(product.row_tiles):
-        place, behind = source.ptr_to([first + box * _box_bytes(product)]), (corner[0], corner[1] + box * PANEL)
-        rows = product.columns
-        epilogue.store_rows(place, output, behind, lane, warp, WARPS, -(-rows // WARPS), rows)
+    """Emit a warp's stores of every ``warps``-th row of some warpgroups' boxes, side by side from ``corner`` on."""
+    held_boxes = {"width": warpgroups * product.row_tiles * PANEL, "box_bytes": _box_bytes(product)}
+    rows = product.columns
+    place = source.ptr_to([first])
+    epilogue.store_rows(place, output, corner, lane, warp, warps, -(-rows // warps), rows, **held_boxes)
 
 
 def _store_elements(

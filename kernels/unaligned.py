@@ -367,11 +367,11 @@ def _store(
     threads: int,
 ) -> None:
     """Emit a warp's stores of its rows of all boxes of the tile, which begins at ``corner``; ``place``: warp, lane."""
-    warps = threads // WARP
-    for number, box in itertools.product(range(tile.warpgroups[0] * tile.warpgroups[1]), range(product.boxes)):
+    warps, count = threads // WARP, tile.warpgroups[0] * tile.warpgroups[1]
+    for number, row_tile in itertools.product(range(count), range(product.row_tiles)):
         group_row, group_column = divmod(number, tile.warpgroups[1])
-        row_tile, column = product.box_place(box)
         row = corner[0] + group_row * tile.group_m + row_tile * WGMMA_ROWS
-        source = memory.ptr_to([number * product.result_bytes + box * epilogue.BOX_BYTES])
-        behind = (row, corner[1] + group_column * tile.group_n + column)
-        epilogue.store_rows(source, output, behind, place[1], place[0], warps, -(-WGMMA_ROWS // warps))
+        first = number * product.result_bytes + row_tile * product.boxes_across * epilogue.BOX_BYTES
+        behind = (row, corner[1] + group_column * tile.group_n)
+        source, rows = memory.ptr_to([first]), -(-WGMMA_ROWS // warps)
+        epilogue.store_rows(source, output, behind, place[1], place[0], warps, rows, width=product.columns)

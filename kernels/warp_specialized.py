@@ -89,9 +89,9 @@ def warp_specialized(
     one; then each adds up and stores a share of the results (:mod:`kernels.cluster_sums`), in the same order each time.
 
     ``overlapped`` and ``next_at_once`` are as in :func:`kernels.persistent.persistent`. Results of 16 bits whose rows
-    TMA cannot step over are collected in the same boxes, and stored row by row: also those of an output, and a bias, of
-    fewer ``columns`` than the product, whose B was copied to longer rows; 0 says that there are as many. Such an output
-    may begin at any element. Results of parts leave from registers.
+    TMA cannot step over are collected in the same memory, and stored row by row (:class:`kernels.boxes.Boxes`): also
+    those of an output, and a bias, of fewer ``columns`` than the product, whose B was copied to longer rows; 0 says
+    that there are as many. Such an output may begin at any element. Results of parts leave from registers.
 
     With ``any_rows`` the kernel takes any number of rows, in a further parameter, up to those of ``problem``: whoever
     launches it gives tensor maps of the rows at hand, and as many blocks as these have tiles
@@ -219,10 +219,10 @@ def warp_specialized(
                     if finish.residual:
                         add_residual(residual, packed, mine, marks, k_tiles)
                     marks.mark("sums free")
-                    for box in T.unroll(product.boxes):
-                        marks.mark("box begins", box)
-                        boxes.store(packed, box, *corner, mine.number, here.warp, here.lane)
-                        marks.mark("box stored", box)
+                    for portion in T.unroll(boxes.portions):
+                        marks.mark("box begins", portion)
+                        boxes.store(packed, portion, *corner, mine.number, here.warp, here.lane)
+                        marks.mark("box stored", portion)
                     boxes.finish(here)
                 else:
                     lane = T.meta_var((here.warp, here.lane))

@@ -95,12 +95,15 @@ def test_their_bias_has_as_many(kernel: str, tile: str) -> None:
 @pytest.mark.parametrize(
     ("tile", "broken", "instead"),
     [
-        ("64x40x64/1x1", "min(columns - column, 40)", "columns - column"),
-        ("64x80x64/1x1", "at >= skip && at + 1 < left", "at + 1 < left"),
-        ("64x80x64/1x1", "at > skip && at < left", "at > 0 && at < left"),
-        ("64x80x64/1x1", "begins = at == skip", "begins = at == 0"),
+        ("64x40x64/1x1", "min(40 - 64 * box, 64)", "64"),
+        ("64x80x64/1x1", "min(80 - 64 * box, 64)", "64"),
+        ("64x80x64/1x1", "at > 0 && at < left", "at < left"),
         ("64x80x64/1x1", "at + 1 < left", "at < left"),
         ("64x80x64/1x1", "|| row + own >= rows", ""),
+        ("64x136x64/1x1", "begins + 8 <= left", "begins < left"),
+        ("64x136x64/1x1", "at < before ? at : left", "at"),
+        ("64x136x64/1x1", "&& row + own < rows", ""),
+        ("64x136x64/1x1", "|| beside >= 1", ""),
     ],
 )
 def test_what_another_stores_is_not_stored_twice(tile: str, broken: str, instead: str) -> None:
@@ -112,7 +115,36 @@ def test_what_another_stores_is_not_stored_twice(tile: str, broken: str, instead
 
 
 @pytest.mark.emulator
-def test_a_box_is_written_after_all_lanes_have_read_it() -> None:
+@pytest.mark.parametrize(
+    ("broken", "instead"),
+    [
+        ("before & 4 ?", "before & 8 ?"),
+        ("before & 2 ?", "false ?"),
+        ("before % 2 * 16", "0"),
+        ("next % 8 ^ own % 8", "next % 8"),
+        ("element / 8 % 8 ^ own % 8", "element / 8 % 8"),
+        ("behind + at - 8", "left"),
+        ("begins + 8 <= left", "begins + 16 <= left"),
+    ],
+)
+def test_pieces_are_put_together_of_neighbours(broken: str, instead: str) -> None:
+    problem = Matmul(64, 131, 72, "float16", "nt")
+    found = lowered(UPRIGHT, "64x136x64/1x1", problem)
+    assert broken in found.cuda
+    with pytest.raises(AssertionError, match="not equal"):
+        run(found, problem, text=found.cuda.replace(broken, instead))
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("columns", [0, 122, 157])
+@pytest.mark.parametrize("tile", ["24x192x64/1x3/1", "16x256x64/1x2/1", "40x128x64/1x2/1/1x2"])
+def test_warpgroups_side_by_side_store_whole_rows(tile: str, columns: int) -> None:
+    problem = Matmul(53, 336 if columns else 333, 72, "float16", "nt")
+    run(lowered(EXCHANGED, tile, problem, columns), problem, columns)
+
+
+@pytest.mark.emulator
+def test_a_strip_is_written_after_all_lanes_have_read_it() -> None:
     problem, barrier = Matmul(64, 197, 72, "float16", "nt"), "__syncwarp();"
     found = lowered(UPRIGHT, "64x200x64/1x1", problem)
     start = found.cuda.index("main_kernel")

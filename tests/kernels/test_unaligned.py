@@ -142,7 +142,7 @@ def test_sums_are_finished() -> None:
         ("lane / 4 ^ own % 8", "lane / 4", ""),
         ("(unsigned long long)to & 2u", "0u", "misaligned"),
         ("lane == 31 && left > 63", "false", ""),
-        ("at == skip,", "false,", ""),
+        ("begins = at == 0", "begins = false", ""),
         ("at + 1 < left", "at < left", "stored twice|out of bounds"),
     ],
 )
@@ -155,11 +155,11 @@ def test_what_is_broken_is_caught(broken: str, instead: str, fault: str) -> None
 
 @pytest.mark.emulator
 def test_boxes_beyond_the_last_column_are_not_stored() -> None:
-    problem = Matmul(70, 131, 33, "float16", "nn")
-    text = lowered(problem, WIDE).cuda
-    assert "if (left <= skip) return;" in text
+    problem, tile = Matmul(70, 131, 33, "float16", "nn"), "64x128x64/1x2"
+    text = lowered(problem, tile).cuda
+    assert "if (left <= 0) return;" in text
     with pytest.raises(KernelFault, match=r"stored twice|out of bounds"):
-        run(problem, WIDE, text=text.replace("if (left <= skip) return;", ""))
+        run(problem, tile, text=text.replace("if (left <= 0) return;", ""))
 
 
 @pytest.mark.emulator
