@@ -7,6 +7,7 @@ launch that makes them, may take longer than the product.
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -28,12 +29,13 @@ if TYPE_CHECKING:
 MOST_STEPS = 256  # of the reduction
 SIDES = (((64, 64), (1, 1)), ((128, 64), (2, 1)), ((64, 128), (1, 2)), ((128, 128), (2, 1)))  # with warpgroups
 # Microseconds: of a launch; of a turn of loads, which blocks that a multiprocessor holds at once take together, and of
-# each panel behind a row's first; of a box of results, and more where its rows are odd; of a megabyte that all blocks
-# load. Fitted to 196 times on an H200, 8 % off; the tile that they choose was 0.997 of the fastest (49 products).
-LAUNCH, TURN, PANEL_TURN, BOX, ODD_BOX, LOADED = 1.204, 1.049, 0.364, 0.577, 0.100, 0.0427
-# And beside the estimates of other kernels: of a launch that copies rows, and of a megabyte of them; of a megabyte of
-# results that are stored row by row, and more where these are odd. Fitted to 58 products: 9 % off.
-COPY_LAUNCH, COPIED, BY_ROWS, ODD_ROWS = 1.60, 0.484, 0.29, 0.137
+# each panel behind a row's first; of a box of results; of a megabyte that all blocks load.
+LAUNCH, TURN, PANEL_TURN, BOX, LOADED = 1.56, 1.05, 0.27, 0.53, 0.098
+# And beside the estimates of other kernels: of a launch that copies rows; of a megabyte of them, of less of which its
+# square root counts, since little is not waited for by the byte; and so of results that are stored row by row. All were
+# fitted to 44 drawn products on an H200, each by every tile and by four other kernels: single times are 7 and 8 % off,
+# and what they choose was 0.998 of the fastest.
+COPY_LAUNCH, COPIED, BY_ROWS = 1.37, 0.45, 0.70
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,11 @@ def _stored_by_rows(problem: Matmul) -> int:
 
 def more_microseconds(operands: Operands) -> float:
     """Return about how long it takes other kernels to copy what TMA cannot read, and to store rows that it cannot."""
-    problem = operands.exact
     copied = [matrix for matrix in (operands.a, operands.b) if not fits_tma(matrix)]
-    copying = COPY_LAUNCH * bool(copied) + COPIED / 1e6 * sum(matrix.rows * matrix.row_bytes for matrix in copied)
-    return copying + _stored_by_rows(problem) / 1e6 * (BY_ROWS + ODD_ROWS * (problem.n % 2))
+    megabytes = sum(matrix.rows * matrix.row_bytes for matrix in copied) / 1e6
+    stored = _stored_by_rows(operands.exact) / 1e6
+    copying = COPY_LAUNCH * bool(copied) + COPIED * max(megabytes, math.sqrt(megabytes))
+    return copying + BY_ROWS * math.sqrt(stored)
 
 
 @functools.cache
@@ -107,5 +110,5 @@ def microseconds(problem: Matmul, tile: HopperTile, multiprocessors: int) -> flo
     on_each, together = -(-blocks // multiprocessors), resident(tile, sharing.threads)
     loading = TURN * -(-on_each // together) * sharing.rounds
     loading += PANEL_TURN * (tile.block_k // PANEL - 1) * on_each / together
-    storing = on_each * tile.block_m * tile.block_n / (PANEL * PANEL) * (BOX + ODD_BOX * (problem.n % 2))
+    storing = BOX * on_each * tile.block_m * tile.block_n / (PANEL * PANEL)
     return LAUNCH + loading + storing + LOADED * blocks * loaded / 1e6
