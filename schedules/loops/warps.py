@@ -220,11 +220,11 @@ def add_slices(
     turns = [*batch, row_group, column_group]
     count = loop_extent(sch, row_group) * loop_extent(sch, column_group)
     if vector and by_element:
-        columns = sch.fuse(lane_column, *vector)
+        columns = sch.fuse(column_group, lane_column, *vector)
         width, vector = min(loop_extent(sch, columns), WARP), []
         row_turn, lane_row = sch.split(lane_row, [None, WARP // width])
         column_turn, lane_column = sch.split(columns, [None, width])
-        turns += [row_turn, column_turn]
+        turns = [*batch, row_group, row_turn, column_turn]
     elif vector and count % warps:  # more warps than vectors per lane: parts of vectors
         parts = 2 if count * 2 % warps == 0 else FLOATS
         among_warps, *vector = sch.split(*vector, [parts, None])

@@ -40,7 +40,7 @@ from tensorir_ladder.schedules.inspection import (
     operand_regions,
     statements_under,
 )
-from tensorir_ladder.schedules.isa import PANEL, SWIZZLED_PIECES, VECTOR_BYTES
+from tensorir_ladder.schedules.isa import PANEL, SWIZZLED_PIECES, VECTOR_BYTES, WARP
 from tensorir_ladder.schedules.loops.layout import contraction_loops, index_map, pad_to_tile
 from tensorir_ladder.schedules.loops.tiling import (
     K_TILES,
@@ -364,7 +364,10 @@ def store_by_rows(
     sch.reverse_compute_at(rows, loop, preserve_unit_loops=True)
     swizzle_rows(sch, write_back)
     *_, row, column = loops_below(sch, rows, loop)
-    if not int(output.shape[-1]) * dtype_bytes(output.dtype) % VECTOR_BYTES and loop_extent(sch, column) % PANEL == 0:
+    vectors = loop_extent(sch, column) * dtype_bytes(output.dtype) // VECTOR_BYTES
+    in_vectors = not int(output.shape[-1]) * dtype_bytes(output.dtype) % VECTOR_BYTES
+    if in_vectors and loop_extent(sch, column) % PANEL == 0 and WARP % vectors and vectors % WARP:
+        # No warp stores whole rows: so that each instruction stores pieces of some that lie as far within a line.
         panel, column = sch.split(column, [None, PANEL])
         sch.reorder(panel, row, column)
     if whole and all(region.source.scope() == FRAGMENT for region in sch.get(write_back).reads):
