@@ -188,8 +188,8 @@ def schedule_times(menus: ScheduleMenus, dtype: str, machine: Machine) -> Times:
 def as_planned(kernel: Sequence[Any], dtype: str) -> tuple[Choice, Planned]:
     """Return the tile with its stages, and the rest, of a row of the menus but for its time."""
     if dtype == "float32":
-        _, tile, stages, parts, copied = kernel
-        return Choice(WarpTile.parse(tile), stages), Planned(parts, (bool(copied), bool(copied)))
+        _, tile, stages, parts, (of_a, of_b) = kernel
+        return Choice(WarpTile.parse(tile), stages), Planned(parts, (bool(of_a), bool(of_b)))
     form, tile, stages, parts, (of_a, of_b), (down, across), own = kernel
     planned = Planned(parts, (bool(of_a), bool(of_b)), form == "boxes", (down, across), bool(own))
     return Choice(WarpgroupTile.parse(tile), stages), planned

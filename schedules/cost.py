@@ -146,6 +146,7 @@ CODE_CYCLES = 0.98  # of a multiply-add that is written out, until a round of bl
 KEPT_CODE, FETCHED_CYCLES = 3750, 5.9  # multiply-adds written out that stay cached, and cycles of each beyond
 SHARED_BYTES_PER_CYCLE = 128
 STRAIGHT_EDGE = 5.2  # instructions of an element that is copied by itself, where a multiply-add is one
+ONE_FIRST = 1.022  # what multiplying takes longer where one operand is copied first, the other element by element
 CACHED_BYTES = 32 * 2**20  # of parts, which then find room in the L2 cache until they are added up
 # Of products by warpgroups whose threads bring operands, fitted to an H200's times of 1,434 kernels on 116 shapes (34
 # of the slowest of an earlier seed, the others drawn, float16 of group schedules, seed 5201), operands copied first or
@@ -465,7 +466,7 @@ def planned_cycles(choice: Choice, problem: Matmul, machine: Machine, planned: P
     """Return about how many cycles a product takes by the formulas when it is scheduled as ``planned``."""
     parts, copied = planned.parts, planned.copied
     if isinstance(choice.tile, WarpTile):
-        return _by_warps(choice, problem, machine, parts, any(copied))
+        return _by_warps(choice, problem, machine, parts, copied)
     if not planned.boxes:
         return float(_by_warpgroups(choice, problem, machine, [parts], [copied]).min())
     plans = [BoxPlan(copied, planned.cluster)]
@@ -516,16 +517,18 @@ def warp_cycles(choice: Choice, problem: Matmul, machine: Machine, parts: int = 
 
     A TileSet's ``cost``; what is cheaper of the last two counts (:func:`copied_first`).
     """
-    return min(_by_warps(choice, problem, machine, parts, copied) for copied in (True, False))
+    return min(_by_warps(choice, problem, machine, parts, copied) for copied in _ways_to_copy_vectors(problem))
 
 
-def copied_first(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> bool:
-    """Return whether operands whose rows are no whole vectors should be copied to such rows by a kernel in front.
+def copied_first(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> tuple[bool, bool]:
+    """Return of both operands whether a kernel in front should copy them to rows of whole vectors.
 
-    The other way is copying them to shared memory element by element, every time that a block needs them.
+    True for rows that are whole vectors as they are. The other way is copying rows to shared memory element by element,
+    every time that a block needs them: of an operand much larger than the other one, that is sooner done than a copy of
+    it. Of a B stored [n, k] it says what it says of A, and means nothing.
     """
-    copied, straight = (_by_warps(choice, problem, machine, parts, first) for first in (True, False))
-    return copied <= straight
+    ways = _ways_to_copy_vectors(problem)
+    return min(ways, key=lambda copied: _by_warps(choice, problem, machine, parts, copied))
 
 
 def warp_parts(problem: Matmul, choice: Choice, machine: Machine) -> int:
@@ -552,7 +555,7 @@ def _cheapest_parts(problem: Matmul, choice: Choice, cycles: Callable[[list[int]
     return best if found[best] < SPLIT_PAYS * found[1] else 1
 
 
-def _by_warps(choice: Choice, problem: Matmul, machine: Machine, parts: int, copied: bool) -> float:
+def _by_warps(choice: Choice, problem: Matmul, machine: Machine, parts: int, copied: tuple[bool, bool]) -> float:
     tile, rates, itemsize = choice.tile, machine.rates, problem.itemsize
     if not isinstance(tile, WarpTile):
         raise TypeError(f"{tile} is no tile of warps on ordinary cores")
@@ -569,16 +572,16 @@ def _by_warps(choice: Choice, problem: Matmul, machine: Machine, parts: int, cop
         count * _turns(tile, there, rates) for count, there in ((busiest - last, resident), (last, last)) if count
     )
     multiplying = turns * tile.block_m * tile.block_n * k_of_part / SIMT_MULTIPLY_ADDS
-    front = 0.0
-    copies = [0.0, 0.0]  # of a few elements each or single ones, for each element of a tile
-    if copied:
-        copied_bytes = (m * unaligned[0] + n * unaligned[1]) * k * itemsize
-        front = _copying_cycles(copied_bytes, machine)
-    elif any(unaligned):
-        one_by_one = [math.gcd(row * itemsize, VECTOR_BYTES) for row in (k, problem.b_shape[1])]
-        copies = [itemsize / width if apart else 0.0 for width, apart in zip(one_by_one, unaligned)]
+    in_front = [apart and first for apart, first in zip(unaligned, copied)]
+    straight = [apart and not first for apart, first in zip(unaligned, copied)]
+    front = _copying_cycles((m * in_front[0] + n * in_front[1]) * k * itemsize, machine)
+    one_by_one = [math.gcd(row * itemsize, VECTOR_BYTES) for row in (k, problem.b_shape[1])]
+    # Of a few elements each or single ones, for each element of a tile.
+    copies = [itemsize / width if apart else 0.0 for width, apart in zip(one_by_one, straight)]
     if transposed:
         copies[1] = 1.0
+    if any(in_front) and any(straight):
+        multiplying *= ONE_FIRST
     multiplying *= 1 + STRAIGHT_EDGE * (copies[0] / tile.block_n + copies[1] / tile.block_m)
     rounds = -(-busiest // resident)
     multiplying += rounds * (k_of_part // tile.block_k) * SIMT_BARRIERS * rates.barrier_cycles
@@ -614,6 +617,12 @@ def _unaligned(problem: Matmul, row_bytes: int) -> tuple[bool, bool]:
     """Return of both operands whether their rows are no multiples of so many bytes."""
     a, b = (length * problem.itemsize % row_bytes for length in (problem.k, problem.b_shape[1]))
     return bool(a), bool(b)
+
+
+def _ways_to_copy_vectors(problem: Matmul) -> list[tuple[bool, bool]]:
+    """List which of both operands may have rows of whole vectors: see :func:`copied_first`. The first way wins ties."""
+    of_a, of_b = ([True, False] if apart else [True] for apart in _unaligned(problem, VECTOR_BYTES))
+    return [(first, second) for first in of_a for second in (of_b if problem.layout == "nn" else [first])]
 
 
 def _ways_to_copy(problem: Matmul, tile: BlockTile, row_bytes: int = SECTOR_BYTES) -> list[tuple[bool, bool]]:

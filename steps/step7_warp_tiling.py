@@ -28,8 +28,8 @@ Variants, compared by name:
 - in_turn: operands read when they are needed.
 - fitted: serpentine, for shapes off the squares. Copies fill with zeros beyond ragged edges by themselves, without a
   branch. Where tiles are too few to fill the GPU, or bring too little at once, the reduction is cut in parts, which a
-  second kernel adds up. Operands whose rows are no multiples of 16 bytes are copied straight from where they are,
-  element by element, where that is sooner done than a copy of them in front; and results with such rows are collected
+  second kernel adds up. An operand whose rows are no multiples of 16 bytes is copied straight from where it is,
+  element by element, where that is sooner done than a copy of it in front; and results with such rows are collected
   in shared memory, so that neighbours are stored side by side. Tiles of a B stored [n, k] are transposed on their way:
   threads then read along columns, and not four steps ahead along k, for which they lack registers. Threads have 8x8
   outputs at most, and registers for no more, so that as many blocks are resident as without such copies.
@@ -120,12 +120,12 @@ def schedule(problem: Matmul, config: Config) -> Schedule:
 
 @dataclass(frozen=True)
 class Fit:
-    """Say how a product that the tiles do not fit is computed: its reduction in ``parts``; operands whose rows are no
-    whole vectors ``copied`` first; results with such rows ``collected`` in shared memory; tiles of a B that is stored
-    [n, k] ``transposed``, element by element, whatever its rows are."""
+    """Say how a product that the tiles do not fit is computed: its reduction in ``parts``; which operands are
+    ``copied`` first where their rows are no whole vectors; results with such rows ``collected`` in shared memory; tiles
+    of a B that is stored [n, k] ``transposed``, element by element, whatever its rows are."""
 
     parts: int = 1
-    copied: bool = True
+    copied: tuple[bool, bool] = (True, True)
     collected: bool = False
     transposed: bool = False
 
@@ -140,18 +140,16 @@ def fit_of(problem: Matmul, config: Config) -> Fit:
     results = tile.collected_bytes(problem.itemsize, config.stages_of(problem))
     room = results <= int(machine.target.attrs["max_shared_memory_per_block"])
     transposed = problem.layout == "nt"
-    rows = [problem.k, *(() if transposed else (problem.n,))]
-    unaligned = any(row * problem.itemsize % VECTOR_BYTES for row in rows)
-    copied = not unaligned or copied_first(choice, problem, machine, parts)
-    return Fit(parts, copied, bool(scattered and room), transposed)
+    a_copied, b_copied = copied_first(choice, problem, machine, parts)
+    return Fit(parts, (a_copied, b_copied and not transposed), bool(scattered and room), transposed)
 
 
 def align_and_split(sch: Schedule, tile: WarpTile, fit: Fit) -> SBlockRV:
     """Bring rows that cp.async cannot copy in vectors to aligned ones, and cut the reduction; return what to tile."""
     block = sch.get_sblock("matmul")
-    if fit.copied:
+    if any(fit.copied):
         rounded = (tile.block_m, tile.block_n, tile.block_k * fit.parts)
-        align_operands(sch, block, rounded, row_bytes=(VECTOR_BYTES, 1 if fit.transposed else VECTOR_BYTES))
+        align_operands(sch, block, rounded, row_bytes=[VECTOR_BYTES if first else 1 for first in fit.copied])
     if fit.parts == 1:
         return block
     pad_to_tile(sch, block, (tile.block_m, tile.block_n, tile.block_k * fit.parts))  # so that sums have whole rows

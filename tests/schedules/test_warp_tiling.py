@@ -133,7 +133,8 @@ def test_variants_add_in_the_same_order(variant: str, tile: WarpTile) -> None:
     assert np.array_equal(default, other)
 
 
-FITS = [step7.Fit(parts, copied, collected) for parts, collected in ((1, True), (3, False)) for copied in (True, False)]
+WAYS = [(True, True), (True, False), (False, True), (False, False)]  # to copy operands first
+FITS = [step7.Fit(parts, copied, collected) for parts, collected in ((1, True), (3, False)) for copied in WAYS]
 
 
 @pytest.mark.sampled(3)
@@ -147,6 +148,7 @@ def test_a_product_is_right_however_it_is_fitted(
     shape = (33, 35, 6 * tile.block_k + 1)
     a, b, expected = operands(shape, layout)
     sch = step7.schedule(Matmul(*shape, layout=layout), config("fitted", tile, 2))
+    assert [name in workspaces_of(sch) for name in ("A_pad", "B_pad")] == list(fit.copied)
     close(run(sch, a, b, shape=shape[:2]), expected)
 
 
@@ -161,7 +163,7 @@ def test_a_transposed_tile_changes_no_bit(tile: WarpTile, copied: bool, monkeypa
     found = []
     for transposed in (False, True):
         for parts in (1, 3):
-            fit = step7.Fit(parts, copied, False, transposed)
+            fit = step7.Fit(parts, (copied, copied and not transposed), False, transposed)
             monkeypatch.setattr(step7, "fit_of", lambda problem, config, fit=fit: fit)
             sch = step7.schedule(Matmul(*shape, layout="nt"), config("fitted", tile, 2))
             assert ("B_pad" in workspaces_of(sch)) == (copied and not transposed)

@@ -287,15 +287,19 @@ def test_what_is_chosen_is_near_the_fastest_that_was_timed(dtype: str, lost: flo
 
 
 def test_tiles_of_a_b_stored_n_k_were_faster_transposed() -> None:
-    """Of shapes drawn by a seed of their own, in the same rounds as cuBLAS and as the same tiles along k."""
-    faster, of_cublas = [], []
+    """Of shapes drawn by a seed of their own, in the same rounds as cuBLAS and as the same tiles along k.
+
+    The tiles were what was chosen then; of three shapes others are since trees know more times.
+    """
+    faster, of_cublas, still = [], [], 0
     for *sizes, cublas_us, ((*chosen, us), (form, *_, without_us)) in read_menus(
         RESULTS / "schedule-menus.json.xz"
     ).float32_nt:
-        assert (chosen, form) == (planned(Matmul(*sizes, "float32", "nt")), "untransposed")
+        assert form == "untransposed"
+        still += chosen == planned(Matmul(*sizes, "float32", "nt"))
         faster.append(without_us / us)
         of_cublas.append(cublas_us / us)
-    assert len(faster) >= 30
+    assert still >= 30
     assert min(faster) > 1.1
     assert statistics.geometric_mean(faster) > 1.25
     assert statistics.geometric_mean(of_cublas) > 1
@@ -340,7 +344,7 @@ def planned(problem: Matmul) -> list[object]:
     choice, machine = Choice(config.tile, config.stages), machine_of()
     parts = (step.tiles_of(config.variant).parts or cost.parts_for)(problem, choice, machine)
     if step.number == 7:
-        rest: list[object] = [int(cost.copied_first(choice, problem, machine, parts))]
+        rest: list[object] = [[int(copied) for copied in cost.copied_first(choice, problem, machine, parts)]]
     elif config.variant == "boxes":
         plan = cost.box_plan(choice, problem, machine, parts)
         own = cost.has_own_warp(choice, problem, machine, parts)
