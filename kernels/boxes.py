@@ -75,6 +75,7 @@ class Boxes:
             self._store_strip(portion, row, column, group, warp, lane)
 
     def _strip_place(self, group: Expr, warp: Expr) -> Expr:
+        """Return the byte of a warp's strip: those of a warpgroup have its boxes' room."""
         return group * (self.count * BOX_BYTES) + warp * strip_bytes(self.product)
 
     def _store_strip(self, strip: int | Expr, row: Expr, column: Expr, group: Expr, warp: Expr, lane: Expr) -> None:

@@ -146,7 +146,7 @@ CODE_CYCLES = 0.98  # of a multiply-add that is written out, until a round of bl
 KEPT_CODE, FETCHED_CYCLES = 3750, 5.9  # multiply-adds written out that stay cached, and cycles of each beyond
 SHARED_BYTES_PER_CYCLE = 128
 STRAIGHT_EDGE = 5.2  # instructions of an element that is copied by itself, where a multiply-add is one
-ONE_FIRST = 1.022  # what multiplying takes longer where one operand is copied first, the other element by element
+ONE_FIRST = 1.022  # what multiplying takes longer where one operand is copied first, the other by element: of 20 shapes
 CACHED_BYTES = 32 * 2**20  # of parts, which then find room in the L2 cache until they are added up
 # Of products by warpgroups whose threads bring operands, fitted to an H200's times of 1,434 kernels on 116 shapes (34
 # of the slowest of an earlier seed, the others drawn, float16 of group schedules, seed 5201), operands copied first or
