@@ -11,6 +11,7 @@ from tvm.tirx import Buffer, Var
 
 from tensorir_ladder.kernels import epilogue, tma
 from tensorir_ladder.kernels.cluster_sums import ClusterSums, check_parts
+from tensorir_ladder.kernels.epilogue import EIGHT
 from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue, without
 from tensorir_ladder.kernels.held import held
 from tensorir_ladder.kernels.raster import grouped
@@ -49,7 +50,6 @@ from tensorir_ladder.schedules.isa import PANEL, PTX_TYPES, ROW_BYTES, WARPGROUP
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.workloads import Matmul
 
-EIGHT = 8  # rows of A that one of stmatrix's squares has
 CLUSTERED = 0.9  # of multiprocessors, those that clusters of more than two can have
 
 
