@@ -361,6 +361,21 @@ def test_results_astride_sectors_take_longer_than_more_results_that_fill_them() 
     assert cost.wgmma_cycles(choice, astride, machine_of()) > 1.05 * cost.wgmma_cycles(choice, whole, machine_of())
 
 
+@pytest.mark.parametrize(
+    ("shape", "copied"),
+    [
+        ((8154, 395, 6519), (False, True)),
+        ((8154, 396, 6519), (False, True)),
+        ((8156, 395, 6520), (True, True)),
+        ((240, 9001, 2047), (True, False)),
+    ],
+)
+def test_the_smaller_operand_alone_is_copied_first(shape: tuple[int, int, int], copied: tuple[bool, bool]) -> None:
+    """Of rows that are no whole vectors; those that are count as copied."""
+    choice = Choice(WarpTile(block=(64, 64, 32), warp=(32, 64), thread=(8, 8), slices=2), 2)
+    assert cost.copied_first(choice, Matmul(*shape), machine_of()) == copied
+
+
 def test_a_round_of_blocks_costs_less_than_the_first() -> None:
     """Of a reduction so short that starting is most of it: two rounds take less than twice what one takes."""
     choice = Choice(WarpTile(block=(64, 64, 32), warp=(32, 64), thread=(8, 8), slices=2), 2)
