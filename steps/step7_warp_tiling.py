@@ -200,6 +200,8 @@ FITTED = TileSet.of(
     Choice(WarpTile(block=(128, 128, 32), warp=(32, 64), thread=(8, 8)), stages=2),
     Choice(WarpTile(block=(64, 64, 32), warp=(32, 64), thread=(8, 8), slices=2), stages=2),
     Choice(WarpTile(block=(64, 64, 32), warp=(32, 64), thread=(8, 8), slices=4), stages=3),
+    Choice(WarpTile(block=(64, 64, 16), warp=(32, 64), thread=(8, 8), slices=2), stages=2),
+    Choice(WarpTile(block=(32, 64, 16), warp=(32, 64), thread=(8, 8), slices=2), stages=2),
     Choice(WarpTile(block=(32, 128, 32), warp=(32, 64), thread=(8, 8), slices=2), stages=2),
     Choice(WarpTile(block=(32, 128, 32), warp=(32, 64), thread=(8, 8), slices=4), stages=2),
     Choice(WarpTile(block=(128, 96, 32), warp=(64, 32), thread=(8, 8), slices=2), stages=2),
