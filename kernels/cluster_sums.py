@@ -16,7 +16,7 @@ from tvm.tirx import Buffer
 
 from tensorir_ladder.kernels import epilogue
 from tensorir_ladder.kernels.held import held
-from tensorir_ladder.kernels.roles import Consumer, await_all_read, meet
+from tensorir_ladder.kernels.roles import Consumer, RoleBlock, await_all_read, meet
 from tensorir_ladder.kernels.tiles import SUM_BYTES, RoleTile
 from tensorir_ladder.kernels.wgmma import keep
 from tensorir_ladder.schedules.errors import IllegalTile
@@ -27,12 +27,12 @@ ADDED_AT_ONCE = 64  # sums of all parts that a thread has on their way
 # Sums of `count` places, `apart` from each other, of a tile with `across` vectors in a row: of all parts, then added.
 # Places behind the last are read as if they were that, and are not stored.
 _ADD_PARTS = """
-__forceinline__ __device__ void {name}(float* sums, void* memory, int place, int end) {{
+__forceinline__ __device__ void {name}(float* sums, void* memory, int first, int place, int end) {{
   unsigned int own = (unsigned int)__cvta_generic_to_shared(memory), there[{parts}];
   float read[{count}][{parts}][4];
 #pragma unroll
   for (int part = 0; part < {parts}; ++part)
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there[part]) : "r"(own), "r"(part));
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there[part]) : "r"(own), "r"(first + part * {cluster}));
 #pragma unroll
   for (int i = 0; i < {count}; ++i) {{
     const unsigned int at = min(place + i * {apart}, end - 1), byte = at / {across} * {row_bytes} + at % {across} * 16;
@@ -71,16 +71,16 @@ class Share(NamedTuple):
 
 @T.meta_class
 class ClusterSums:
-    """The cluster of a tile's ``parts``, of which this block multiplies the ``part``-th; one part is no cluster.
+    """The blocks of a cluster that have a tile's ``parts``, of which this one multiplies that which it is ``here`` for.
 
-    ``exchanged``: the instruction's rows are the output's columns. ``overlapped`` as of :class:`.roles.RoleBlock`.
+    Where blocks share loads, a cluster has a tile for each that do. ``exchanged``: the instruction's rows are the
+    output's columns.
     """
 
-    def __init__(self, tile: RoleTile, exchanged: bool = False, overlapped: bool = False) -> None:
-        self.tile, self.parts, self.exchanged, self.overlapped = tile, tile.parts, exchanged, overlapped
+    def __init__(self, tile: RoleTile, here: RoleBlock, exchanged: bool = False) -> None:
+        self.tile, self.here, self.exchanged = tile, here, exchanged
+        self.parts, self.part, self.overlapped = tile.parts, here.part, here.overlapped
         self.threads = tile.consumers * WARPGROUP
-        part = T.cta_id_in_cluster([self.parts]) if self.parts > 1 else 0
-        self.part = held("held_part", part, overlapped and self.parts > 1)
         share = -(-tile.block_m * tile.block_n // (VECTOR * self.parts * self.threads))
         self.at_once = max(1, min(share, ADDED_AT_ONCE // (VECTOR * self.parts)))  # of a thread's places
 
@@ -150,7 +150,8 @@ class ClusterSums:
         A share is as many places of four results as the others', give or take one, of the rows that the output has.
         """
         across = T.meta_var(self.tile.block_n // VECTOR)
-        places: T.let = T.min(self.tile.block_m, output.shape[0] - corner[0]) * across
+        rows = T.meta_var(T.min(self.tile.block_m, output.shape[0] - corner[0]))
+        places: T.let = (rows if self.here.cluster == 1 else T.max(rows, 0)) * across  # 0 of a tile beyond the output
         begin: T.let = self.part * places // self.parts
         end: T.let = (self.part + 1) * places // self.parts
         together = T.meta_var(self.threads * self.at_once)
@@ -170,7 +171,8 @@ class ClusterSums:
         pitch, across, count = self.tile.sum_pitch, self.tile.block_n // VECTOR, self.at_once
         name = f"add_{count}_of_{self.parts}_parts"
         sizes = {"across": across, "row_bytes": pitch * SUM_BYTES, "apart": self.threads}
-        text = _ADD_PARTS.format(name=name, parts=self.parts, count=count, **sizes)
-        T.evaluate(T.cuda.func_call(name, T.address_of(sums[0]), memory.ptr_to([0]), place, end, source_code=text))
+        text = _ADD_PARTS.format(name=name, parts=self.parts, count=count, cluster=self.here.cluster, **sizes)
+        arguments = T.address_of(sums[0]), memory.ptr_to([0]), self.here.member, place, end
+        T.evaluate(T.cuda.func_call(name, *arguments, source_code=text))
         if self.overlapped:
             keep(sums)  # all that was read is there, also of places that are not stored

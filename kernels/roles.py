@@ -123,8 +123,9 @@ def say_done(here):
     """Emit a thread's word that it loads and reads nothing more that its cluster shares, nor arrives anywhere.
 
     Once all have said so, every load of the cluster has arrived: each consumer has waited for all its full barriers.
+    Blocks of parts say nothing: they meet before and behind their sums (:mod:`kernels.cluster_sums`).
     """
-    if here.overlapped and here.cluster > 1:
+    if here.overlapped and here.cluster > 1 and here.parts == 1:
         T.cuda.warp_sync()
         arrive_relaxed()
 
@@ -135,9 +136,9 @@ def end_together(here):
 
     Steps wait for all that the others do, also for what they write to this block's memory, behind a fence. Where
     launches overlap, a block that ends late keeps the next one's waiting: threads :func:`say_done` before they store
-    results, which the others need not wait for.
+    results, which the others need not wait for. Blocks of parts have met.
     """
-    if here.cluster > 1:
+    if here.cluster > 1 and here.parts == 1:
         T.cuda.warp_sync()
         if here.overlapped:
             await_cluster()
@@ -147,10 +148,12 @@ def end_together(here):
 
 @T.meta_class
 class RoleBlock:
-    """A thread's place: its block, in clusters of ``cluster``, and its place among the block's warpgroups.
+    """A thread's place: its block, among ``cluster`` that share loads, and its place among the block's warpgroups.
 
     These are ``producers``, one if it is not said how many, and ``consumers``.
-    Of a cluster's blocks ``across`` are beside each other, whose tiles have the same rows, and the others below these.
+    Of blocks that share ``across`` are beside each other, whose tiles have the same rows, and the others below these.
+    Where the reduction has ``parts``, a cluster has so many blocks of each part; those of a part share their loads, and
+    have numbers in a row.
     ``overlapped``: launches overlap, as the call's do and those of step 13's variant of that name; blocks then begin
     and end with no more order than they need. All other kernels of the steps keep the form that was measured.
     """
@@ -163,15 +166,17 @@ class RoleBlock:
         across: int = 1,
         overlapped: bool = False,
         producers: int = 1,
+        parts: int = 1,
     ) -> None:
         self.number = named("block", T.cta_id([blocks]))
-        self.member = named("member", T.cta_id_in_cluster([cluster])) if cluster > 1 else 0
-        self.member = held("held_member", self.member, overlapped and cluster > 1)
+        rank = named("member", T.cta_id_in_cluster([cluster * parts])) if cluster * parts > 1 else 0
+        self.member = held("held_member", rank % cluster if parts > 1 else rank, overlapped and cluster > 1)
+        self.part = held("held_part", rank // cluster if cluster > 1 else rank, overlapped) if parts > 1 else 0
         self.warpgroup = named("warpgroup", T.warpgroup_id([producers + consumers]))
         self.warp = named("warp", T.warp_id_in_wg([WARPS]))
         self.lane = named("lane", T.lane_id([32]))
         self.thread = named("thread", T.thread_id([(producers + consumers) * WARPGROUP]))
-        self.cluster, self.consumers, self.overlapped = cluster, consumers, overlapped
+        self.cluster, self.parts, self.consumers, self.overlapped = cluster, parts, consumers, overlapped
         self.down, self.across = cluster // across, across
         # The larger group's blocks have numbers in a row, whose multiprocessors are neighbours: up to 1.4 times faster.
         self.down_first = self.down >= self.across
@@ -194,15 +199,19 @@ class RoleBlock:
     def of_its_rows(self) -> Multicast:
         """The cluster's blocks beside this one, itself among them: what they read of A is the same."""
         if self.down_first:
-            return Multicast(self.across, self.below, self.down, self.beside)
-        return Multicast(self.across, self.below * self.across, 1, self.beside)
+            return Multicast(self.across, self._of_its_part(self.below), self.down, self.beside)
+        return Multicast(self.across, self._of_its_part(self.below * self.across), 1, self.beside)
 
     @property
     def of_its_columns(self) -> Multicast:
         """The cluster's blocks above and below this one, itself among them: what they read of B is the same."""
         if self.down_first:
-            return Multicast(self.down, self.beside * self.down, 1, self.below)
-        return Multicast(self.down, self.beside, self.across, self.below)
+            return Multicast(self.down, self._of_its_part(self.beside * self.down), 1, self.below)
+        return Multicast(self.down, self._of_its_part(self.beside), self.across, self.below)
+
+    def _of_its_part(self, member: Expr) -> Expr:
+        """Return the number in the cluster of one of the blocks that have this one's part."""
+        return member if self.parts == 1 else self.part * self.cluster + member
 
     @property
     def fillers(self) -> int:
@@ -211,7 +220,7 @@ class RoleBlock:
 
     def is_filled_by(self, member: Expr) -> Expr:
         """Tell whether a number is that of a block that fills this one's stages: by its bit, without a branch."""
-        if min(self.down, self.across) == 1:
+        if min(self.down, self.across) == 1 and self.parts == 1:
             return member < self.cluster
         fillers = T.Cast("uint32", self.of_its_rows.mask) | T.Cast("uint32", self.of_its_columns.mask)
         return T.bitwise_and(T.shift_right(fillers, T.Cast("uint32", member)), T.uint32(1)) != T.uint32(0)

@@ -87,8 +87,9 @@ def swapped(
     Where a tile is ``in_rows``, B's rows are loaded whole, as lines of memory, and its columns are multiplied from
     registers (:mod:`kernels.whole_rows`).
 
-    Where a tile has ``parts``, each block of the cluster multiplies as many k tiles, give or take one; then each adds
-    up and stores a share of the results (:mod:`kernels.cluster_sums`), the same to the last bit each time.
+    Where a tile has ``parts``, each of so many blocks of a cluster multiplies as many of its k tiles, give or take one;
+    then each adds up and stores a share of the results (:mod:`kernels.cluster_sums`), the same to the last bit each
+    time. Those of the same part share their loads, where blocks do.
 
     Blocks are small: a multiprocessor holds several (:meth:`kernels.tiles.SwappedTile.resident`), whose loads are on
     their way together.
@@ -140,10 +141,9 @@ def swapped(
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": resident})
         shared_by = T.meta_var(down * across)
-        here = RoleBlock(
-            cluster_rows * cluster_columns * shared_by * parts, tile.consumers, shared_by, across, overlapped
-        )
-        cluster = ClusterSums(tile, exchanged=True, overlapped=overlapped)
+        blocks = T.meta_var(cluster_rows * cluster_columns * shared_by * parts)
+        here = RoleBlock(blocks, tile.consumers, shared_by, across, overlapped, parts=parts)
+        cluster = ClusterSums(tile, here, exchanged=True)
         pool = T.SMEMPool()
         shared = SharedRing(pool, stages, product.stage_bytes, tile.consumers, bounded, tile.result_bytes, in_ring)
         log.clocks("begin", here.number, here.thread == 0)

@@ -187,7 +187,7 @@ class RoleTile(HopperTile):
 
     @property
     def cluster_size(self) -> int:
-        """Blocks of a cluster: those that share loads, or the parts of the reduction."""
+        """Blocks of a cluster: those that share loads, of each part of the reduction."""
         return self.parts * self.shared_by
 
     @property
@@ -297,12 +297,13 @@ class RoleTile(HopperTile):
 
 @dataclass(frozen=True)
 class ClusterTile(RoleTile):
-    """The tile of kernels with roles whose blocks share their loads, or the reduction.
+    """The tile of kernels with roles whose blocks share their loads, the reduction, or both.
 
     Written ``64x72x64/1x1/4x2``: clusters of four blocks down and two across. Those beside each other load the same
     rows of A, those below each other the same columns of B, once for all of them (TMA multicast).
 
-    With a fourth field, ``64x88x64/1x1/1x1/7``, the reduction is in 7 ``parts``, each a block of a cluster.
+    With a fourth field, ``64x88x64/1x1/1x1/7``, the reduction is in 7 ``parts``, each a block of a cluster;
+    ``192x152x64/3x1/2x1/2``: in 2 parts, each of two blocks below each other, which share their loads.
     """
 
     cluster: tuple[int, int] = (1, 1)
@@ -324,17 +325,14 @@ class ClusterTile(RoleTile):
 
 
 def cluster_misfits(cluster: tuple[int, int], parts: int) -> list[str]:
-    """Return a clause for more blocks, so many down and across, or parts, than clusters of every GPU may have.
-
-    And for both at once.
-    """
-    (down, across), found = cluster, []
+    """Return a clause for more blocks, so many down and across of each part, than clusters of every GPU may have."""
+    shared, found = cluster[0] * cluster[1], []
     if parts > MOST_PARTS:
         found.append(f"{parts} parts, limit {MOST_PARTS} blocks of a cluster")
-    if down * across > MOST_PARTS:
-        found.append(f"{down * across} blocks that share their loads, limit {MOST_PARTS} of a cluster")
-    if parts > 1 and down * across > 1:
-        found.append(f"{parts} parts in a cluster whose blocks share their loads, limit 1")
+    if shared > MOST_PARTS:
+        found.append(f"{shared} blocks that share their loads, limit {MOST_PARTS} of a cluster")
+    if not found and parts * shared > MOST_PARTS:
+        found.append(f"{parts} parts of {shared} blocks that share their loads, limit {MOST_PARTS} blocks of a cluster")
     return found
 
 
@@ -348,6 +346,7 @@ class SwappedTile(RoleTile):
 
     With a fourth field, ``72x64x64/1x1/1/2x4``, a ``cluster`` is two blocks down and four across: those beside each
     other load the same rows of A, those below each other the same columns of B, once for all of them (TMA multicast).
+    With both, ``152x192x64/1x3/2/2x1``, it is so many blocks of each part.
     """
 
     parts: int = 1

@@ -85,8 +85,9 @@ def warp_specialized(
     below each other. That spares the L2 cache reads, and rows that lie across its lines cost a load for all instead of
     one each. Blocks beyond the output load like the others, and store nothing. Such a ring may have 16 stages.
 
-    Where such a tile has ``parts``, a cluster has one output tile, each of its blocks as many k tiles, give or take
-    one; then each adds up and stores a share of the results (:mod:`kernels.cluster_sums`), in the same order each time.
+    Where such a tile has ``parts``, so many blocks of a cluster have one output tile, and each as many k tiles, give or
+    take one; then each adds up and stores a share of the results (:mod:`kernels.cluster_sums`), in the same order each
+    time. Those of the same part share their loads, where blocks do.
 
     ``overlapped`` and ``next_at_once`` are as in :func:`kernels.persistent.persistent`. Results of 16 bits whose rows
     TMA cannot step over are collected in the same memory, and stored row by row (:class:`kernels.boxes.Boxes`): also
@@ -156,8 +157,8 @@ def warp_specialized(
         log.bind()
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
-        here = RoleBlock(tiles * batch * blocks * parts, tile.consumers, blocks, across, overlapped)
-        cluster = ClusterSums(tile, overlapped=overlapped)
+        here = RoleBlock(tiles * batch * blocks * parts, tile.consumers, blocks, across, overlapped, parts=parts)
+        cluster = ClusterSums(tile, here)
         pool = T.SMEMPool()
         results = T.meta_var((tile.sum_bytes, True) if parts > 1 else ())
         shared = SharedRing(pool, stages, product.stage_bytes, tile.consumers, bounded, *results)

@@ -1,7 +1,7 @@
 """What a product takes by step 12's kernels of one tile a block, for every tile of them.
 
 With operands exchanged (:mod:`kernels.swapped`), also of whole rows of B (:mod:`kernels.whole_rows`), or upright
-(:mod:`kernels.warp_specialized`); by blocks on their own, or in clusters that share loads, or the reduction.
+(:mod:`kernels.warp_specialized`); by blocks on their own, or in clusters that share loads, the reduction, or both.
 Tiles are many, and which is best follows from the product: so that choosing stays short, all are priced at once, as
 arrays. Constants are a GPU's (``costs/``), fitted to times; :mod:`.kernel_cost` prices the other kernels.
 """
@@ -39,6 +39,8 @@ DEEP_ROWS = 72  # of a tile whose k tiles may be deeper than a panel
 MOST_SHARED_DEPTH = 128  # of k tiles that blocks of a cluster share
 SHORTEST_PART = 256  # of the reduction
 CLUSTERS = ((1, 1), (1, 2), (2, 1), (1, 4), (4, 1), (2, 4), (4, 2))  # blocks that share loads: down, across
+OF_PARTS = ((1, 2), (2, 1), (2, 2), (1, 4), (4, 1))  # and where the reduction has parts: so many blocks of each
+MOST_SHARED_PARTS = 4
 MOST_RESULTS = 40e6  # of a product that is worth a look: others have more tiles than a few waves
 # Clusters lie within groups of multiprocessors. Of 132, this is what clusters of 3 to 8 blocks found room in at once.
 GROUP, GROUP_OF, SHORT_GROUP = 16, 18, 8
@@ -165,9 +167,13 @@ class _Tiles:
 def _exchanged_sizes() -> np.ndarray:
     """Return widths, sides, groups, k tiles, parts, clusters (2), stages (2) and held blocks (2) of exchanged tiles."""
     axes = np.arange(EIGHT, MOST_ROWS + 1, EIGHT), np.arange(len(SIDES)), DEPTHS, np.arange(1, MOST_PARTS + 1)
-    kinds = np.meshgrid(*axes, np.arange(len(CLUSTERS)), indexing="ij")
+    clusters = np.array((*CLUSTERS, *OF_PARTS))
+    kinds = np.meshgrid(*axes, np.arange(len(clusters)), indexing="ij")
     width, number, depth, parts, cluster = (axis.ravel() for axis in kinds)
-    offered = (cluster == 0) | ((parts == 1) & (depth <= MOST_SHARED_DEPTH))
+    both = (parts > 1) & (depth == PANEL) & (parts <= MOST_SHARED_PARTS)
+    both &= parts * clusters[cluster].prod(axis=1) <= MOST_PARTS
+    sharing = np.where(cluster < len(CLUSTERS), (parts == 1) & (depth <= MOST_SHARED_DEPTH), both)
+    offered = (cluster == 0) | sharing
     width, number, depth, parts, cluster = (axis[offered] for axis in (width, number, depth, parts, cluster))
     most = np.where(cluster == 0, MOST_STAGES, MOST_SHARED_STAGES)
     side, groups = np.array(SIDES)[number].T
@@ -175,16 +181,22 @@ def _exchanged_sizes() -> np.ndarray:
     together = stages[1] > FEWEST_STAGES
     stages[1], held[1] = np.where(together, stages[1], stages[0]), np.where(together, held[1], held[0])
     able = (stages[0] > FEWEST_STAGES) & (held[0] > 0) & ((depth == PANEL) | (width <= DEEP_ROWS))
-    return np.stack([width, side, groups, depth, parts, *np.array(CLUSTERS)[cluster].T, *stages, *held])[:, able]
+    return np.stack([width, side, groups, depth, parts, *clusters[cluster].T, *stages, *held])[:, able]
 
 
 def _upright_sizes() -> np.ndarray:
     """Return the same of tiles with operands as they are, one block to a multiprocessor."""
     found = []
     shared = [(cluster[::-1], 1) for cluster in CLUSTERS] + [((1, 1), parts) for parts in range(2, MOST_PARTS + 1)]
+    shared += [
+        (cluster, parts)
+        for cluster, parts in itertools.product(OF_PARTS, range(2, MOST_SHARED_PARTS + 1))
+        if cluster[0] * cluster[1] * parts <= MOST_PARTS
+    ]
     kinds = itertools.product(range(EIGHT, MOST_ROWS + 1, EIGHT), SIDES, DEPTHS, shared)
     for width, (side, groups), depth, (cluster, parts) in kinds:
-        if depth > MOST_SHARED_DEPTH or (depth > PANEL and width > DEEP_ROWS):
+        both = parts > 1 and cluster != (1, 1)
+        if depth > (PANEL if both else MOST_SHARED_DEPTH) or (depth > PANEL and width > DEEP_ROWS):
             continue
         tile = ClusterTile((side, width, depth), (groups, 1), cluster, parts)
         most = MOST_STAGES if tile.shared_by == 1 else MOST_SHARED_STAGES

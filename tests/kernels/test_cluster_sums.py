@@ -51,7 +51,7 @@ def test_a_fourth_field_has_the_reduction_in_parts() -> None:
     ("tile", "clause"),
     [
         ("64x88x64/1x1/1x1/9", "9 parts, limit 8 blocks of a cluster"),
-        ("64x88x64/1x1/2x1/2", "2 parts in a cluster whose blocks share their loads, limit 1"),
+        ("64x88x64/1x1/2x2/3", "3 parts of 4 blocks that share their loads, limit 8 blocks of a cluster"),
         ("256x256x64/2x1/1x1/2", "registers"),
     ],
 )
@@ -104,7 +104,7 @@ def test_bad_input_is_refused() -> None:
     for more in ({"batch": 2}, {"any_rows": True}, {"finish": Epilogue(residual=True)}):
         with pytest.raises(IllegalWorkload, match=r"clusters multiply one product.*got 3 blocks"):
             warp_specialized(problem, tile, 3, **more)
-    for text in ("64x64x64/1x1/1x1/9", "64x64x64/1x1/1x2/2"):
+    for text in ("64x64x64/1x1/1x1/9", "64x64x64/1x1/2x4/2"):
         with pytest.raises(IllegalTile, match="parts"):
             warp_specialized(problem, RoleTile.parse(text), 3)
 
@@ -132,6 +132,12 @@ CASES = [
     ((13, 264, 520), "16x128x64/1x2/3", {"layout": "nt"}),
     ((130, 200, 520), "128x192x64/1x3/2", {"layout": "nn", "dtype": "bfloat16"}),
     ((21, 131, 520), "24x64x64/1x1/5", {"layout": "nt", "out_dtype": "float32"}),
+    # Each of several blocks, which share their loads.
+    ((150, 440, 520), "64x208x64/1x1/2x1/2", {"layout": "nn"}),
+    ((70, 179, 712), "64x56x128/1x1/1x2/4", {"layout": "nt", "out_dtype": "float32"}),
+    ((70, 201, 776), "64x72x64/1x1/2x2/2", {"layout": "nt", "dtype": "bfloat16"}),
+    ((70, 104, 648), "64x56x64/1x1/4x1/2", {"layout": "nt"}),  # and two have none
+    ((130, 136, 328), "192x72x64/3x1/1x2/3", {"layout": "nn", "variant": "bounded"}),
 ]
 
 
@@ -183,15 +189,36 @@ BROKEN: dict[str, tuple[Callable[[str], str], str]] = {
     "a block ends while its sums are read": (functools.partial(lose_meeting, 1), "cluster"),
     "a part is left out": (lambda text: text.replace("part = 1; part < 3", "part = 2; part < 3"), "Mismatched"),
     "rows are looked for elsewhere": (lambda text: re.sub(r"(at / \d+ \* \d+)", r"\1 + 16", text), "Mismatched|bounds"),
-    "all parts are the first": (lambda text: text.replace('"r"(part)', '"r"(0)'), "Mismatched"),
+    "all parts are the first": (lambda text: text.replace('"r"(first + part * 1)', '"r"(first)'), "Mismatched"),
+}
+# Of blocks that share their loads, two of each part; both rows of tiles are theirs.
+FIRST_OF_PART = r"\(3 << \(\(\(\(int\)tvm_builtin_cluster_ctaid_x\(\)\) >> 1\) \* 2\)\)"
+BROKEN_SHARED: dict[str, tuple[Callable[[str], str], str]] = {
+    "loads arrive in the first part's blocks": (
+        lambda text: re.sub(rf", \(\(ushort\){FIRST_OF_PART}\)\)", ", (ushort)3)", text),
+        "hang|wait|bytes|race",
+    ),
+    "stages are said to be empty to the first part's blocks": (
+        lambda text: re.sub(rf"\| \(\(uint\)\(\(ushort\){FIRST_OF_PART}\)\)", "| (uint)3", text),
+        "hang|wait|arriv|race",
+    ),
+    "sums are of the tile above": (
+        lambda text: text.replace('"r"(first + part * 2)', '"r"(part * 2)'),
+        "Mismatched|race",
+    ),
 }
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.emulator
-@pytest.mark.parametrize("tile", ["128x72x64/2x1/1x1/3", "72x128x64/1x2/3"])
-@pytest.mark.parametrize("name", BROKEN)
-def test_what_is_broken_is_caught(name: str, tile: str) -> None:
+@pytest.mark.parametrize(
+    ("tile", "name"),
+    [
+        *itertools.product(["128x72x64/2x1/1x1/3", "72x128x64/1x2/3"], BROKEN),
+        *itertools.product(["64x72x64/1x1/2x1/2", "40x128x64/1x2/2/2x1"], BROKEN_SHARED),
+    ],
+)
+def test_what_is_broken_is_caught(tile: str, name: str) -> None:
     parsed, problem = RoleTile.parse(tile), Matmul(70, 72, 520, "float16", "nt")
     made = (swapped if parsed.swapped else warp_specialized)(problem, parsed, 3)
     found = generate(tvm.IRModule({"main": made}), hopper().target, "tirx")
@@ -205,7 +232,7 @@ def test_what_is_broken_is_caught(name: str, tile: str) -> None:
             program(a, b, c, seed=seed)
             np.testing.assert_array_equal(c, wanted)
 
-    change, fault = BROKEN[name]
+    change, fault = (BROKEN | BROKEN_SHARED)[name]
     assert change(found.cuda) != found.cuda
     run(found.cuda)
     with pytest.raises((KernelFault, AssertionError), match=fault):
@@ -215,6 +242,8 @@ def test_what_is_broken_is_caught(name: str, tile: str) -> None:
 # With the CUDA compiler, and on the GPU
 
 ON_GPU = [
+    "192x152x64/3x1/2x1/2",
+    "64x88x64/1x1/2x2/2",
     "64x88x64/1x1/1x1/7",
     "128x184x64/2x1/1x1/3",
     "64x56x128/1x1/1x1/2",

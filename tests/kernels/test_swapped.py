@@ -72,7 +72,7 @@ def test_a_fourth_field_has_blocks_share_their_loads() -> None:
         ("16x64x32/1x1/1", "32 steps of the k tile are not a multiple of 64"),
         ("16x64x64/1x1/9", "9 parts, limit 8 blocks of a cluster"),
         ("16x64x64/1x1/1/3x3", "9 blocks that share their loads, limit 8 of a cluster"),
-        ("16x64x64/1x1/2/1x2", "2 parts in a cluster whose blocks share their loads, limit 1"),
+        ("16x64x64/1x1/5/1x2", "5 parts of 2 blocks that share their loads, limit 8 blocks of a cluster"),
         ("16x256x64/1x4/1", "4 consumer warpgroups, limit 3"),
         ("256x128x64/1x1/1", "registers per thread, limit 255"),
         ("24x128x64/2x1/1", "12 columns per warpgroup are not a multiple of 8"),
@@ -366,6 +366,12 @@ SHARED = [  # more blocks than tiles, down, across or both; a tile's rows and co
     ((13, 72, 264), "16x64x64/1x1/1/1x2", {"layout": "nn", "variant": "bounded"}),
     ((13, 64, 1160), "16x64x64/1x1/1/2x1", {"layout": "nt", "stages": 16}),
     ((136, 72, 64), "8x64x64/1x1/1/4x1", {"layout": "nn"}),  # more rows of clusters than go down together
+    # And the reduction in parts: so many blocks of each.
+    ((13, 136, 520), "16x64x64/1x1/2/1x2", {"layout": "nt"}),
+    ((21, 72, 648), "8x64x64/1x1/3/2x1", {"layout": "nn", "dtype": "bfloat16"}),  # 11 k tiles, 3 or 4 of each part
+    ((21, 131, 520), "16x64x64/1x1/2/2x2", {"layout": "nt", "out_dtype": "float32"}),
+    ((70, 136, 264), "8x64x64/1x1/2/4x1", {"layout": "nn"}),  # and tiles beyond the output, which are none
+    ((9, 200, 264), "16x64x64/1x1/2/1x4", {"layout": "nt", "variant": "bounded"}),
 ]
 
 

@@ -33,7 +33,14 @@ from tensorir_ladder.torch_ops.estimates import CostFile, Estimates, MeasuredSha
 from tensorir_ladder.torch_ops.few_rows import Streamed
 from tensorir_ladder.torch_ops.kernel_cost import Forms, KTile, microseconds
 from tensorir_ladder.torch_ops.nearby import KERNEL, Measured, Nearby, kernel_places, product_places
-from tensorir_ladder.torch_ops.one_tile import CLUSTERS, all_tiles, named, one_tile_microseconds, one_tile_stages
+from tensorir_ladder.torch_ops.one_tile import (
+    CLUSTERS,
+    OF_PARTS,
+    all_tiles,
+    named,
+    one_tile_microseconds,
+    one_tile_stages,
+)
 from tensorir_ladder.torch_ops.operands import Form, arrange, output_rows
 
 H200 = hopper(name="NVIDIA H200")
@@ -235,16 +242,16 @@ def test_the_tiles_that_are_priced_are_those_that_fit() -> None:
 def test_names_of_exchanged_tiles_say_which_blocks_share_loads() -> None:
     """Three fields where none do, as in files from before there were such clusters."""
     tiles = all_tiles()
-    for text in ("72x64x64/1x1/1/2x4", "16x128x64/1x2/1/1x2", "16x128x64/1x2/4"):
+    for text in ("72x64x64/1x1/1/2x4", "16x128x64/1x2/1/1x2", "16x128x64/1x2/4", "72x64x64/1x1/2/2x2"):
         place = tiles.place(f"exchanged {text}")
         assert place is not None
         assert (str(tiles.tile(place)), named(tiles.tile(place))) == (text, f"exchanged {text}")
-    for unoffered in ("72x64x64/1x1/1/3x1", "72x64x64/1x1/2/1x2", "16x64x256/1x1/1/2x1", "16x128x64/1x1/1/1x2"):
+    for unoffered in ("72x64x64/1x1/1/3x1", "72x64x128/1x1/2/1x2", "16x64x256/1x1/1/2x1", "16x128x64/1x1/1/1x2"):
         assert tiles.place(f"exchanged {unoffered}") is None
     for malformed in ("72x64x64/1x1/1/2", "72x64x64/1x1/1/2x4/1", "16x64x64/1x1/2/1x1", "72x64x64/1x1/"):
         with pytest.raises(ValueError, match=r"names no tile|malformed tile"):
             tiles.place(f"exchanged {malformed}")
-    for upright in ("64x88x64/1x1/1x1/7", "64x72x64/1x1/4x2"):
+    for upright in ("64x88x64/1x1/1x1/7", "64x72x64/1x1/4x1/2", "64x72x64/1x1/4x2"):
         place = tiles.place(f"upright {upright}")
         assert place is not None
         assert named(tiles.tile(place)) == f"upright {upright}"
@@ -256,10 +263,14 @@ def test_names_of_exchanged_tiles_say_which_blocks_share_loads() -> None:
     with pytest.raises(ValueError, match="names no tile"):
         tiles.place(f"exchanged {upright}")
     of_kinds = [
-        {*zip(*(each[tiles.kind == kind].tolist() for each in (tiles.down, tiles.across)))} for kind in range(3)
+        {*zip(*(each[(tiles.kind == kind) & ~tiles.split].tolist() for each in (tiles.down, tiles.across)))}
+        for kind in range(3)
     ]
     assert of_kinds == [{*CLUSTERS}, {cluster[::-1] for cluster in CLUSTERS}, {(1, 1), (2, 1), (4, 1)}]
-    assert not (tiles.shared & tiles.split).any()
+    both = tiles.shared & tiles.split
+    assert {*zip(tiles.down[both].tolist(), tiles.across[both].tolist())} == {*OF_PARTS}
+    assert tiles.cluster.max() == 8
+    assert not both[tiles.in_rows].any()
 
 
 def test_tiles_of_whole_rows_are_named_by_the_most_columns_that_they_take() -> None:
