@@ -97,8 +97,11 @@ def _of_roles(choose: Choose, kind: type[RoleTile]) -> RoleTile:
 
 
 def _shared(choose: Choose) -> tuple[tuple[int, int], int]:
-    """Draw a cluster, whose blocks share loads or are parts of the reduction: blocks down and across, and parts."""
-    if choose((False, True)):
+    """Draw a cluster, whose blocks share loads, the reduction, or both: blocks down and across, and parts."""
+    kind = choose(("shared", "parts", "both"))
+    if kind == "both":
+        return choose(((1, 2), (2, 1), (2, 2), (1, 3), (4, 1), (1, 4))), choose((2, 2, 2, 3, 4))
+    if kind == "shared":
         return (choose((1, 1, 2, 2, 3, 4, 8)), choose((1, 2, 2, 3, 4, 5))), 1
     return (1, 1), choose((1, 1, 1, 2, 2, 3, 4, 5, 8, 9))
 

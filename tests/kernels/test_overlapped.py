@@ -54,10 +54,14 @@ def test_clusters_begin_and_end_without_a_fence(tile: str, kept: bool) -> None:
     assert consumers.index("bulk_wait_group_read_0") < consumers.index(WAIT)
 
 
-@pytest.mark.parametrize("tile", ["64x72x64/1x1/1x1/3", "72x64x64/1x1/3"])
-def test_sums_of_parts_are_fenced_and_what_reads_them_is_not(tile: str) -> None:
-    text = body(made(tile, Matmul(100, 72, 520, "float16")))
-    assert (text.count(FENCED), text.count(ARRIVE), text.count(WAIT)) == (2, 2, 2)  # of producers, and of consumers
+@pytest.mark.parametrize(
+    ("tile", "begins"),
+    [("64x72x64/1x1/1x1/3", 0), ("72x64x64/1x1/3", 0), ("64x72x64/1x1/2x1/3", 1), ("72x64x64/1x1/2/2x2", 1)],
+)
+def test_sums_of_parts_are_fenced_and_what_reads_them_is_not(tile: str, begins: int) -> None:
+    """Of producers, and of consumers. Blocks that share loads also begin together; that they end they say no more."""
+    text = body(made(tile, Matmul(200, 136, 520, "float16")))
+    assert (text.count(FENCED), text.count(ARRIVE), text.count(WAIT)) == (2, 2 + begins, 2 + begins)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +91,10 @@ def test_what_is_read_once_leaves_the_cache_first(tile: str, shape: tuple[int, .
     assert HINT not in made(tile, problem, kept=kept, overlapped=False).cuda
 
 
-@pytest.mark.parametrize(("tile", "kept"), [*SHARED.items(), ("64x72x64/1x1/1x1", False), ("64x72x64/1x1", True)])
+@pytest.mark.parametrize(
+    ("tile", "kept"),
+    [*SHARED.items(), ("64x72x64/1x1/1x1", False), ("64x72x64/1x1/2x2/2", False), ("64x72x64/1x1", True)],
+)
 def test_no_division_is_left_to_the_producers_loop(tile: str, kept: bool) -> None:
     """The raster's, by a height that is known at run time only; the compiler would repeat it for each load."""
     text = body(made(tile, Matmul(2000, 1000, 520, "float16"), kept=kept))
