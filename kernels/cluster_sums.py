@@ -71,10 +71,10 @@ class Share(NamedTuple):
 
 @T.meta_class
 class ClusterSums:
-    """The blocks of a cluster that have a tile's ``parts``, of which this one multiplies that which it is ``here`` for.
+    """The blocks of a cluster that have a tile's ``parts``; ``here`` says which of these this block multiplies.
 
-    Where blocks share loads, a cluster has a tile for each that do. ``exchanged``: the instruction's rows are the
-    output's columns.
+    Where blocks share loads, a cluster has such blocks for the tile of each that do. ``exchanged``: the instruction's
+    rows are the output's columns.
     """
 
     def __init__(self, tile: RoleTile, here: RoleBlock, exchanged: bool = False) -> None:
