@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tvm
 
+from support.c_expressions import value_of
 from support.cases import STEPS, hopper
 from support.roles import HOPPER, roles, roles_case
 from tensorir_ladder.emulator import EmulatedProgram, KernelFault
@@ -148,16 +149,9 @@ MEMBER, LANE, K_TILE = "((int)tvm_builtin_cluster_ctaid_x())", "((int)threadIdx.
 
 def reckoned(text: str, **values: int) -> int:
     """The value of an expression of the CUDA text in a block of a cluster, a lane, and a k tile."""
-    for name, value in (
-        (MEMBER, "member"),
-        (LANE, "lane"),
-        ("&&", "and"),
-        ("||", "or"),
-        ("(ushort)", ""),
-        ("(uint)", ""),
-    ):
+    for name, value in ((MEMBER, "member"), (LANE, "lane"), ("(ushort)", ""), ("(uint)", "")):
         text = text.replace(name, value)
-    return int(eval(text.replace("/", "//"), {"__builtins__": {}}, values))  # what this test had generated
+    return value_of(text, values)
 
 
 def place_of(member: int, cluster: tuple[int, int]) -> tuple[int, int]:

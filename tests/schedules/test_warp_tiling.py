@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import functools
-import operator
 import re
 from dataclasses import replace
 from itertools import pairwise
@@ -15,6 +13,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import Schedule
 
+from support.c_expressions import value_of
 from support.cases import STEPS, config, make_case
 from support.schedules_on_cpu import convolve, normal, run
 from support.tensor_cores import stack_bytes
@@ -421,29 +420,10 @@ def test_shared_memory_is_what_the_tile_says(tile: WarpTile, stages: int, layout
     assert (kernel.launch["threadIdx.y"], kernel.launch["threadIdx.x"]) == tile.threads
 
 
-OPERATORS = {  # of indices in C; none is negative
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.BitAnd: operator.and_,
-    ast.BitXor: operator.xor,
-    ast.LShift: operator.lshift,
-    ast.RShift: operator.rshift,
-}
-
-
 def c_value(expression: str, names: dict[str, int]) -> int:
     """The value of an index in the text; none is negative there."""
     text = re.sub(r"\(int\)|\(float\*\)", "", expression).replace("threadIdx.x", "tx").replace("threadIdx.y", "ty")
-
-    def value(node: ast.expr) -> int:
-        if isinstance(node, ast.BinOp):
-            return OPERATORS[type(node.op)](value(node.left), value(node.right))
-        return names[node.id] if isinstance(node, ast.Name) else ast.literal_eval(node)
-
-    return value(ast.parse(text.strip(), mode="eval").body)
+    return value_of(text, names)
 
 
 MULTIPLY_ADD = (  # three loops, or two; definitions; sum += A * B
