@@ -33,7 +33,7 @@ from tensorir_ladder.torch_ops.launcher import Launcher, load_kernel
 from tensorir_ladder.torch_ops.nearby import product_places
 from tensorir_ladder.torch_ops.one_tile import all_tiles, named, one_tile_stages
 
-ONE_TILE = re.compile(r"step 12, (\S+), \d+ stages, launched early")
+ONE_TILE = re.compile(r"step 12, (\S+), (\d+) stages, launched early")
 CLUSTERS_SINCE = "2026-11-25T17:50"  # they begin and end without fences, and parts are added up by all blocks
 GROUPS = ("llm", "random8", "decode")  # whose products TMA reads as they lie
 SQUARES = "squares"  # powers of two, and a little more, whose rows lie across cache lines
@@ -201,25 +201,33 @@ def recorded_times(records: Iterable[ShapeRecord], file: CostFile) -> dict[Matmu
         other = (record.environment.gpu, record.dtype, record.contender) != wanted
         if other or (*record.shape, record.layout) in known:
             continue
-        name = record.config if record.config in menu else _one_tile(record.config)
+        problem = Matmul(*record.shape, record.dtype, record.layout)
+        name = record.config if record.config in menu else _one_tile(record.config, problem, file.multiprocessors)
         place = all_tiles().place(name)
         clustered = place is not None and all_tiles().cluster[place] > 1
         before = clustered and record.environment.recorded_at < CLUSTERS_SINCE
         if name and not before:
-            found[Matmul(*record.shape, record.dtype, record.layout)] = {name: record.time_ms * 1e3}
+            found[problem] = {name: record.time_ms * 1e3}
     return found
 
 
-def _one_tile(config: str) -> str:
+def _one_tile(config: str, problem: Matmul, multiprocessors: int) -> str:
     """Return the name of a tile of step 12 by what the call says of it; empty for others."""
     if not (match := ONE_TILE.fullmatch(config)):
         return ""
     try:
-        name = named(RoleTile.parse(match[1]))
-        offered = all_tiles().place(name) is not None
+        tile, stages = RoleTile.parse(match[1]), int(match[2])
+        place = all_tiles().place(named(tile))
     except ValueError:  # no tile, or one that files have no name for
         return ""
-    return name if offered else ""
+    return "" if place is None else named(tile, stages_then(problem, place, stages, multiprocessors))
+
+
+def stages_then(problem: Matmul, place: int, stages: int, multiprocessors: int) -> int:
+    """Return the stages of a ring that was timed if a product's tile has another number of them today; else 0."""
+    k_tiles = -(-problem.k // int(all_tiles().depth[place]))
+    today = one_tile_stages(problem, place, multiprocessors)
+    return stages if all_tiles().upright[place] and min(stages, k_tiles) != min(today, k_tiles) else 0
 
 
 def file_text(file: CostFile) -> str:

@@ -125,12 +125,12 @@ def fit_rates(file: CostFile, choices: Sequence[Choice], machine: Machine) -> Ke
 
 def fit_one_tile(file: CostFile, multiprocessors: int) -> OneTileRates:
     """Fit the constants of exchanged operands to a file's times of them, from its own constants on."""
-    places = file.tiles
-    timed = [(each, place, us) for each in file.shapes for old, us in each.times if (place := places[old]) is not None]
+    places, once = file.tiles, np.array(file.once)
+    timed = [(each, old, us) for each in file.shapes for old, us in each.times if places[old] is not None]
     if not timed:
         return file.one_tile
     asked, us = Asked.all_of([shape.asked for shape, _, _ in timed]), np.array([us for _, _, us in timed])
-    tiles = all_tiles().at(np.array([place for _, place, _ in timed]))
+    tiles = all_tiles().at(np.array([places[old] for _, old, _ in timed]), once[[old for _, old, _ in timed]])
     least = {id(shape): math.inf for shape, _, _ in timed}
     for shape, _, one in timed:
         least[id(shape)] = min(least[id(shape)], one)
@@ -161,7 +161,7 @@ def chosen_over_best(
     As if the shape had not been measured; shapes with one time are left out. ``refit`` fits the constants to the others
     too; else they are the file's. ``others`` are files of other GPUs.
     """
-    shares, tiles = [], file.tiles
+    shares, tiles, once = [], file.tiles, file.once
     asked = [shape for shape in file.shapes if len(shape.times) > 1]
     for fold in range(FOLDS):
         left_out = {id(shape) for shape in asked[fold::FOLDS]}
@@ -179,7 +179,7 @@ def chosen_over_best(
             problem = Matmul(shape.m, shape.n, shape.k, "float16", shape.layout)
             times = estimates.times(problem, streamed=streams(problem))
             expected = dict(zip(map(str, estimates.kernels), times.menu.tolist()))
-            timed = [(old, tiles[old]) for old, _ in shape.times]
+            timed = [(old, tiles[old]) for old, _ in shape.times if not once[old]]
             expected |= {file.kernels[old]: float(times.tiles[place]) for old, place in timed if place is not None}
             if able := [name for name in taken if name in expected]:
                 shares.append(min(taken[name] for name in able) / taken[min(able, key=expected.__getitem__)])

@@ -79,7 +79,9 @@ def persistent(
                                                       round the results into half as many registers
                                                     store the last results
 
-    The ring never runs dry between tiles, and the tensor cores have work while results leave. Which pieces there are
+    The ring never runs dry between tiles, and the tensor cores have work while results leave. Those of the largest
+    tiles leave at once, since consumers have no registers to keep them beside the next sums; meanwhile the ring fills
+    (:attr:`kernels.tiles.RoleTile.leaves_late`). Which pieces there are
     says :func:`kernels.stream_k.plan_for` for as many blocks as ``machine`` runs at once (``stream_k`` off: whole
     tiles only). Helpers leave ``sums`` (float32) and ``flags`` (int32, zeros before the first call and after each) for
     owners: an element each where nothing is cut.
@@ -105,13 +107,11 @@ def persistent(
     Raises
     ------
     IllegalWorkload, IllegalTile, IllegalPipeline : as there; IllegalTile also for a B tile that a cluster cannot share,
-        for one whose consumers have no registers for late results, and for one with parts;
-        IllegalWorkload for clusters with a residual or any number of rows.
+        and for one with parts; IllegalWorkload for clusters with a residual or any number of rows.
     """
     tile.check_not_swapped()
     tile.check_whole()
     tile.check_sound()
-    tile.check_late_results()
     epilogue.check_taken(problem)
     if (total := blocks * tile.shared_by) > MOST_TOGETHER:
         raise IllegalTile(
@@ -139,7 +139,7 @@ def persistent(
     box_rows = (*loaded_rows(product, across, down), WGMMA_ROWS if by_tma else None)
     widths = {"columns": width, "b_columns": product.b_columns, "c_columns": product.box_columns}
     known = plan_for(problem, tile, machine, blocks, stream_k)
-    early = known.shortest  # k tiles beside which results leave
+    early = known.shortest if tile.leaves_late else 1  # k tiles beside which results leave
     tile_columns = -(-problem.n // (tile.block_n * across))
     if overlapped:
         tile_rows = -(-problem.m // (tile.block_m * down))
@@ -151,6 +151,11 @@ def persistent(
     floats = room * PartialSums.floats(product.registers, tile.consumers)
     residual = Residual(problem, tile, product) if finish.residual else None
     at_end = overlapped and not next_at_once
+    count = tile.boxes_at_least
+    if not by_tma and in_boxes and count < RESULT_BOXES:  # whole rows take the room of two, which a stage gives up
+        count, stages = RESULT_BOXES, max(FEWEST_STAGES, stages - 1)
+    result_bytes = tile.box_bytes // RESULT_BOXES * count
+    tile.check_beside(stages, product.stage_bytes, result_bytes)
     log = Log(stamps, ("producer", *(f"consumer {number}" for number in range(tile.consumers))))
 
     @T.prim_func
@@ -176,7 +181,7 @@ def persistent(
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
         here = RoleBlock(workers * total, tile.consumers, total, across, overlapped)
         pool = T.SMEMPool()
-        shared = SharedRing(pool, stages, product.stage_bytes, tile.consumers, bounded)
+        shared = SharedRing(pool, stages, product.stage_bytes, tile.consumers, bounded, result_bytes)
         log.clocks("begin", here.number, here.thread == 0)
         shared.begin(here)
         if overlapped:
@@ -215,7 +220,7 @@ def persistent(
             mine = Consumer(here, shared, product, tile)
             own: T.let = here.thread % WARPGROUP
             marks = T.meta_var(log.role("consumer 0", here.number, mine.number, own == 0, counts=True))
-            leaving = T.meta_var((matrices.c_map, product, shared.results, RESULT_BOXES, again, matrices.c))
+            leaving = T.meta_var((matrices.c_map, product, shared.results, count, again, matrices.c))
             boxes = T.meta_var(Boxes(*leaving) if in_boxes else None)
             late = LateResults(boxes, mine)
 
@@ -258,6 +263,10 @@ def persistent(
                         late.keep(row, column, problem.out_dtype)  # they leave beside the next piece
                         if finish.residual:
                             add_residual(residual, late.packed, mine, marks, work.count)
+                        if not tile.leaves_late:
+                            for portion in T.unroll(late.portions):
+                                late.store(marks, portion)
+                            late.waiting = 0
                     else:
                         corner = T.meta_var((row, column, here.warp, here.lane))
                         epilogue.store_fragments(mine.sums, product, matrices.c, *corner, aligned=not columns)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 BARRIER_BYTES = 8
 RESULT_BOXES = 2  # of 64 × 64 results, that a warpgroup of a kernel with roles has
+ENOUGH_STAGES = 6  # results give up room of their own for so many: with 3 stages kernels took up to 1.13 times as long
 REGISTER_STEP = 8  # a thread's registers come in steps of so many
 PRODUCER_REGISTERS = 40
 MOST_CONSUMER_REGISTERS = 240
@@ -260,6 +261,11 @@ class RoleTile(HopperTile):
         """Of a consumer whose rounded results, half as many registers, leave beside the next tile's products."""
         return self.consumer_registers + self.group_m * self.group_n // (2 * WARPGROUP)
 
+    @property
+    def leaves_late(self) -> bool:
+        """True where a consumer has registers for one tile's results beside the next one's sums."""
+        return self.late_registers <= self.consumer_share
+
     def misfits(self) -> list[str]:
         """Return also more consumers than registers can be shared out among."""
         found = super().misfits()
@@ -271,28 +277,56 @@ class RoleTile(HopperTile):
             found.append(f"{one} registers for one instruction, limit {self.registers} of a thread at launch")
         return found
 
-    def check_late_results(self) -> None:
-        """Raise IllegalTile where a consumer has no registers for one tile's results beside the next one's sums."""
-        if self.late_registers > self.consumer_share:
-            raise IllegalTile(
-                "no room for results that leave beside the next tile's products",
-                value=f"{self}: {self.late_registers} registers a consumer",
-                limit=self.consumer_share,
-                remedy="take a smaller tile, or step 12",
-            )
-
     def pool_bytes(self, itemsize: int, stages: int) -> int:
         """Return the shared memory of the ring's stages alone.
 
         With B's columns in whole panels, as one stored [k, n] takes: more than one stored [n, k] does.
         """
-        columns = -(-self.block_n // PANEL) * PANEL if self.reads_parts_of_panels else self.block_n
-        return (self.block_m + columns) * self.block_k * itemsize * stages
+        return stages * self.stage_bytes(itemsize)
+
+    def stage_bytes(self, itemsize: int, nt: bool = False) -> int:
+        """Return the shared memory of a stage; ``nt`` where it is known that B is stored [n, k]."""
+        in_panels = self.reads_parts_of_panels and not nt
+        columns = -(-self.block_n // PANEL) * PANEL if in_panels else self.block_n
+        return (self.block_m + columns) * self.block_k * itemsize
+
+    @property
+    def box_bytes(self) -> int:
+        """Shared memory of two boxes of results for each consumer."""
+        return self.consumers * RESULT_BOXES * WGMMA_ROWS * ROW_BYTES
+
+    @property
+    def boxes_at_least(self) -> int:
+        """Boxes of results that a consumer takes: one where these leave before the next tile's products, else two."""
+        return RESULT_BOXES if self.leaves_late else 1
+
+    def kept_bytes(self, itemsize: int, stages: int) -> int:
+        """Return the shared memory of a block whose results lie beside the ring, as those of blocks that stay do.
+
+        Stages with two barriers each, and as few boxes for each consumer as it can do with.
+        """
+        boxes = self.box_bytes // RESULT_BOXES * self.boxes_at_least
+        return self.pool_bytes(itemsize, stages) + boxes + 2 * stages * BARRIER_BYTES
 
     def smem_bytes(self, itemsize: int, stages: int = 1) -> int:
-        """Return the shared memory of a block: stages with two barriers each, two boxes of results a consumer."""
-        boxes = self.consumers * RESULT_BOXES * WGMMA_ROWS * ROW_BYTES
-        return self.pool_bytes(itemsize, stages) + boxes + 2 * stages * BARRIER_BYTES
+        """Return the shared memory of a block: results of its only tile lie in the ring where that has to be."""
+        pool, barriers = self.pool_bytes(itemsize, stages), 2 * stages * BARRIER_BYTES
+        beside = pool + self.box_bytes + barriers
+        return beside if beside <= _room(1) else max(pool, self.box_bytes) + barriers
+
+    def check_beside(self, stages: int, stage_bytes: int, result_bytes: int) -> None:
+        """Raise IllegalTile for stages that leave no room for results beside the ring."""
+        if (taken := stages * (stage_bytes + 2 * BARRIER_BYTES) + result_bytes) > _room(1):
+            raise IllegalTile(
+                "no room for results beside the ring of blocks that stay",
+                value=f"{self} with {stages} stages: {taken} bytes of shared memory",
+                limit=_room(1),
+                remedy="take fewer stages, or step 12, whose results may lie in the ring",
+            )
+
+    def boxes_in_ring(self, stages: int, stage_bytes: int) -> bool:
+        """Tell whether boxes of a block's only tile lie in the ring's memory: where stages leave no room beside it."""
+        return stages * (stage_bytes + 2 * BARRIER_BYTES) + self.box_bytes > _room(1)
 
 
 @dataclass(frozen=True)
@@ -322,6 +356,10 @@ class ClusterTile(RoleTile):
         if self.parts == 1:
             return super().smem_bytes(itemsize, stages)
         return max(self.pool_bytes(itemsize, stages), self.sum_bytes) + 2 * stages * BARRIER_BYTES
+
+    def kept_bytes(self, itemsize: int, stages: int) -> int:
+        """Return the same of parts; else what results beside the ring take."""
+        return super().kept_bytes(itemsize, stages) if self.parts == 1 else self.smem_bytes(itemsize, stages)
 
 
 def cluster_misfits(cluster: tuple[int, int], parts: int) -> list[str]:
@@ -428,6 +466,10 @@ class SwappedTile(RoleTile):
     def smem_bytes(self, itemsize: int, stages: int = 1) -> int:
         """Return the shared memory of a block: stages with two barriers each, and results, beside them or within."""
         return int(_swapped_bytes(*self.block, self.parts, itemsize, stages, self.multiplied_n))
+
+    def kept_bytes(self, itemsize: int, stages: int) -> int:
+        """Return the shared memory of a block: there are none that stay."""
+        return self.smem_bytes(itemsize, stages)
 
     def results_in_ring(self, itemsize: int, stages: int) -> bool:
         """Tell whether results lie in the ring's memory: those of parts, or where stages leave them none beside it."""
@@ -581,7 +623,19 @@ def role_choices(by: int = 16) -> Iterator[Choice]:
     for groups in (1, 2, 3):
         for columns in range(PANEL, WIDEST + 1, by):
             tile = RoleTile((groups * WGMMA_ROWS, columns, PANEL), (groups, 1))
-            if not tile.misfits() and tile.late_registers <= tile.consumer_share:
+            if not tile.misfits() and tile.leaves_late:
+                yield Choice(tile, most_stages(tile, 8))
+
+
+def at_once_choices(by: int = 8) -> Iterator[Choice]:
+    """Yield the largest tiles of kernels whose blocks stay: of 192 rows, and of 256, by widths in steps.
+
+    Consumers have no registers for their results beside the next tile's sums: these leave before (at once).
+    """
+    for rows, groups in ((3 * WGMMA_ROWS, 3), (4 * WGMMA_ROWS, 2)):
+        for columns in range(PANEL, 3 * PANEL + 1, by):
+            tile = RoleTile((rows, columns, PANEL), (groups, 1))
+            if not tile.misfits() and not tile.leaves_late:
                 yield Choice(tile, most_stages(tile, 8))
 
 
@@ -590,7 +644,20 @@ def most_stages(tile: RoleTile, most: int, blocks: int = 1) -> int:
 
     0 where there is none.
     """
-    return next((stages for stages in range(most, 0, -1) if tile.smem_bytes(2, stages) <= _room(blocks)), 0)
+    return next((stages for stages in range(most, 0, -1) if tile.kept_bytes(2, stages) <= _room(blocks)), 0)
+
+
+def stages_of_one_tile(tile: RoleTile, most: int, nt: bool) -> int:
+    """Return how many stages a tile of 16-bit operands has where it is its block's only one: step 12's, upright.
+
+    As many as have room beside the results; where these are few, those that have room where the results lie in the
+    ring's memory once it is read (:meth:`RoleTile.boxes_in_ring`), up to ENOUGH_STAGES. ``nt`` as of
+    :meth:`RoleTile.stage_bytes`. 0 where there is no room.
+    """
+    results, each = tile.sum_bytes if tile.parts > 1 else tile.box_bytes, tile.stage_bytes(2, nt)
+    counts = range(min(most, ENOUGH_STAGES), 0, -1)
+    within = (stages for stages in counts if max(stages * each, results) + 2 * stages * BARRIER_BYTES <= _room(1))
+    return max(most_stages(tile, most), next(within, 0))
 
 
 def _room(blocks: int) -> int:

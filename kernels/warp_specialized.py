@@ -25,6 +25,7 @@ from tensorir_ladder.kernels.roles import (
     Consumer,
     RoleBlock,
     SharedRing,
+    await_all_read,
     begin_after_last,
     drain,
     end_together,
@@ -79,6 +80,8 @@ def warp_specialized(
     k tile's wgmma in flight. Edges, results, ``bounded``, ``stamps`` and ``finish`` are as in
     :func:`kernels.tma_ring.tma_ring`. A ``batch`` above 1 is as many products, and all buffers have it as their first
     dimension, except the bias, which is that of all; tensor maps of three dimensions keep a tile within its product.
+
+    Where stages leave results no room of their own, they lie in the ring's memory once all consumers have read it.
 
     Blocks of a cluster (:class:`kernels.tiles.ClusterTile`) load what they have in common, a share each or whole k
     tiles in turn, for all that read it (TMA multicast): rows of A for those beside each other, columns of B for those
@@ -144,6 +147,8 @@ def warp_specialized(
     stages = max(FEWEST_STAGES, min(stages, k_tiles))
     residual = Residual(problem, tile, product) if finish.residual else None
     at_end = overlapped and not next_at_once
+    in_ring = parts > 1 or tile.boxes_in_ring(stages, product.stage_bytes)
+    result_bytes = tile.sum_bytes if parts > 1 else tile.box_bytes
     log = Log(stamps, ("producer", *(f"consumer {number}" for number in range(tile.consumers))))
 
     @T.prim_func
@@ -160,8 +165,7 @@ def warp_specialized(
         here = RoleBlock(tiles * batch * blocks * parts, tile.consumers, blocks, across, overlapped, parts=parts)
         cluster = ClusterSums(tile, here)
         pool = T.SMEMPool()
-        results = T.meta_var((tile.sum_bytes, True) if parts > 1 else ())
-        shared = SharedRing(pool, stages, product.stage_bytes, tile.consumers, bounded, *results)
+        shared = SharedRing(pool, stages, product.stage_bytes, tile.consumers, bounded, result_bytes, in_ring)
         log.clocks("begin", here.number, here.thread == 0)
         shared.begin(here)
         if overlapped:
@@ -219,6 +223,8 @@ def warp_specialized(
                     epilogue.pack(mine.sums, packed, problem.out_dtype)
                     if finish.residual:
                         add_residual(residual, packed, mine, marks, k_tiles)
+                    if in_ring:
+                        await_all_read(tile.consumers)
                     marks.mark("sums free")
                     for portion in T.unroll(boxes.portions):
                         marks.mark("box begins", portion)

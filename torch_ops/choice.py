@@ -30,6 +30,7 @@ from tensorir_ladder.kernels.tiles import (
     HopperTile,
     RoleTile,
     SwappedTile,
+    at_once_choices,
     role_choices,
 )
 from tensorir_ladder.kernels.tma_ring import tma_ring
@@ -136,7 +137,7 @@ def _kept_on(blocks: int, cuts: bool) -> StepKernel:
     Blocks on their own take any width, so that a product's columns can be divided evenly.
     """
     build = functools.partial(_persistent, blocks=blocks, stream_k=cuts)
-    menu = ROLE_MENU if blocks > 1 else (*ROLE_MENU, *WIDTHS, *PAIRS)
+    menu = ROLE_MENU if blocks > 1 else (*ROLE_MENU, *WIDTHS, *PAIRS, *AT_ONCE)
     return StepKernel(13, menu, build, early=True, stays=True, cuts=cuts, blocks=blocks, narrowing=True)
 
 
@@ -159,6 +160,11 @@ PAIRS = tuple(
     for cluster in ((2, 1), (1, 2))
     for each in role_choices(by=8)
     if each.tile.block_m * each.tile.block_n >= LARGE
+)
+AT_ONCE = tuple(
+    tiles.Choice(ClusterTile(each.tile.block, each.tile.warpgroups, cluster), each.stages)
+    for cluster in ((2, 1), (1, 2))
+    for each in at_once_choices()
 )
 RING_MENU = (*RING_CHOICES, tiles.Choice(HopperTile.parse("128x192x64/2x1"), 5))
 

@@ -36,6 +36,7 @@ from tensorir_ladder.torch_ops.one_tile import (
     OneTileRates,
     all_tiles,
     one_tile_microseconds,
+    stages_once,
 )
 from tensorir_ladder.torch_ops.rates import MODELLED, read
 
@@ -105,7 +106,8 @@ class Asked(NamedTuple):
 class CostFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A GPU's constants, the kernels that were measured, by their names, and on what shapes.
 
-    Of step 12's kernels whose constants are ``one_tile``, names say the tile alone.
+    Of step 12's kernels whose constants are ``one_tile``, names say the tile alone; behind a comma stages that it had
+    when it was timed, where it has others now: another kernel, which tells of this one.
     """
 
     gpu: str
@@ -125,6 +127,11 @@ class CostFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def tiles(self) -> list[int | None]:
         """The places of the kernels' tiles among :func:`.one_tile.all_tiles`; None of other kernels."""
         return [all_tiles().place(name) for name in self.kernels]
+
+    @property
+    def once(self) -> list[int]:
+        """The stages that the kernels were timed with where these were others than today's; else 0."""
+        return [stages_once(name) for name in self.kernels]
 
 
 def cost_file(gpu: str) -> CostFile:
@@ -261,7 +268,7 @@ class Estimates:
     def _expected(self, asked: Asked, formulas: Times) -> tuple[Times, Expected]:
         """Return the places of the kernels that each formula puts first, and what all of these should differ by."""
         first = Times(np.sort(_first(formulas.menu)), _first(formulas.tiles))  # the menu's last streams weights
-        kernels = self._kernels(np.append(first.menu, len(self.kernels) + first.tiles), asked.m, asked.n)
+        kernels = self._kernels(np.append(first.menu, len(self.kernels) + first.tiles), asked.m, asked.n, asked.nt)
         expected = self._nearby.expected(product_places(*asked), kernels.places(asked.m, asked.n))
         if self._trees is None:
             return first, expected
@@ -282,19 +289,24 @@ class Estimates:
         values = features(asked, own.kernels.at(times), own.us[times], expected.deviation)
         return LeftOut(values, measured.off[times] - expected.off, measured.slower[times])
 
-    def _kernels(self, at: np.ndarray, m: Any, n: Any) -> Kernels:
-        """Return kernels for one product, or one for each: places in the menu, the one that streams weights, tiles."""
+    def _kernels(self, at: np.ndarray, m: Any, n: Any, nt: Any, once: Any = 0) -> Kernels:
+        """Return kernels for one product, or one for each: places in the menu, the one that streams weights, tiles.
+
+        ``once`` as of :meth:`.one_tile._Tiles.at`, of each.
+        """
         count = len(self.kernels)
         streamed, tiles = np.count_nonzero(at < count - 1), np.count_nonzero(at < count)
-        m, n = (np.broadcast_to(each, len(at)) for each in (m, n))
-        f, t = self.forms.at(at[:streamed]), all_tiles().at(at[tiles:] - count)
+        m, n, nt, once = (np.broadcast_to(each, len(at)) for each in (m, n, nt, once))
+        f, t = self.forms.at(at[:streamed]), all_tiles().at(at[tiles:] - count, once[tiles:])
+        former = all_tiles().at(at[tiles:] - count).ring(2, nt[tiles:]) / t.ring(2, nt[tiles:])
         waves = f.tiles_of(m[:streamed], n[:streamed]) / f.workers, t.blocks(m[tiles:], n[tiles:]) / f.multiprocessors
         one = np.ones(tiles - streamed)
-        menu = (f.block_m, f.block_n, f.block_k, 1, f.down, f.across, f.cuts, f.stays, f.stages, 1, waves[0])
-        of_tiles = (t.rows, t.columns, t.depth, t.parts, t.down, t.across, 0, 0, t.stages[1], t.held[1], waves[1])
+        menu = (f.block_m, f.block_n, f.block_k, 1, f.down, f.across, f.cuts, f.stays, f.stages, 1, waves[0], 1)
+        tile = t.rows, t.columns, t.depth, t.parts, t.down, t.across
+        of_tiles = (*tile, 0, 0, t.ring(2, nt[tiles:]), t.held[1], waves[1], former)
         parts = (
             Kernels(np.where(f.ring, RING, ROLES), *(np.broadcast_to(each, streamed) for each in menu)),
-            Kernels(STREAMED * one, *(one,) * 6, 0 * one, 0 * one, *(one,) * 3),
+            Kernels(STREAMED * one, *(one,) * 6, 0 * one, 0 * one, *(one,) * 4),
             Kernels(OF_ONE_TILE[t.kind], *(np.broadcast_to(each, len(t.kind)) for each in of_tiles)),
         )
         return Kernels(*map(np.concatenate, zip(*parts)))
@@ -303,22 +315,25 @@ class Estimates:
         """Keep a file's times, and return them beside the formulas."""
         taken = self._taken_from(file)
         self._taken: dict[Asked, list[tuple[int, float]]] = {}
-        for product, at, us in zip(map(_product, *taken.asked), taken.at.tolist(), taken.us.tolist()):
-            self._taken.setdefault(product, []).append((at, us))
+        of_today = zip(map(_product, *taken.asked), taken.at.tolist(), taken.us.tolist(), taken.once.tolist())
+        for product, at, us, once in of_today:
+            if not once:
+                self._taken.setdefault(product, []).append((at, us))
         # The menu's come first, then those of streamed weights, then those of tiles.
-        streamed, tiles = np.searchsorted(taken.at, (len(self.kernels) - 1, len(self.kernels)))
-        of_menu, of_streamed, of_tiles = taken.part(0, streamed), taken.part(streamed, tiles), taken.part(tiles, None)
+        streamed, first_tile = np.searchsorted(taken.at, (len(self.kernels) - 1, len(self.kernels)))
+        of_menu, of_streamed = taken.part(0, streamed), taken.part(streamed, first_tile)
+        of_tiles = taken.part(first_tile, None)
         (m, n, k, nt, a_row, b_row), forms = of_menu.asked, self.forms.at(of_menu.at)
-        tile = of_tiles.at - len(self.kernels)
+        tiles = all_tiles().at(of_tiles.at - len(self.kernels), of_tiles.once)
         guessed = (
             microseconds(forms, KTile(forms, a_row, b_row, nt), m, n, k),
             streaming_microseconds(*of_streamed.asked[:4], self.forms.rates),
-            one_tile_microseconds(all_tiles().at(tile), *of_tiles.asked, self.forms.multiprocessors, self.one_tile),
+            one_tile_microseconds(tiles, *of_tiles.asked, self.forms.multiprocessors, self.one_tile),
         )
         beside = taken.us / np.concatenate(guessed)
         known = beside > 0  # else a formula excludes the kernel: infinite; another version has timed it
         m, n = taken.asked.m[known], taken.asked.n[known]
-        kernels = self._kernels(taken.at[known], m, n)
+        kernels = self._kernels(taken.at[known], m, n, taken.asked.nt[known], taken.once[known])
         self._own = _Own(Asked.all_of([shape.asked for shape in file.shapes]), kernels, taken.us[known] / beside[known])
         least = np.full(len(file.shapes), np.inf)
         np.minimum.at(least, taken.of, taken.us)
@@ -337,7 +352,7 @@ class Estimates:
         order = np.argsort(place[kernel], kind="stable")
         order = order[place[kernel[order]] >= 0]
         asked = Asked.all_of([shape.asked for shape in file.shapes]).at(of[order])
-        return _Taken(of[order], place[kernel[order]], us[order], asked)
+        return _Taken(of[order], place[kernel[order]], us[order], asked, np.array(file.once, int)[kernel[order]])
 
 
 class LeftOut(NamedTuple):
@@ -363,18 +378,19 @@ class _Own(NamedTuple):
 class _Taken(NamedTuple):
     """Times of a file, an element each: of which of its shapes, by which kernel, microseconds, and what was asked.
 
-    Kernels are places in the menu, or behind it those of tiles.
+    Kernels are places in the menu, or behind it those of tiles; stages that these had ``once``, or 0.
     """
 
     of: np.ndarray
     at: np.ndarray
     us: np.ndarray
     asked: Asked
+    once: np.ndarray
 
     def part(self, first: int, end: int | None) -> _Taken:
         """Return some in a row."""
         some = slice(first, end)
-        return _Taken(self.of[some], self.at[some], self.us[some], self.asked.at(some))
+        return _Taken(self.of[some], self.at[some], self.us[some], self.asked.at(some), self.once[some])
 
 
 def _product(m: int, n: int, k: int, nt: bool, a_row: int, b_row: int) -> Asked:

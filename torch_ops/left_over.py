@@ -32,7 +32,8 @@ FOLDER = Path(__file__).parent / "grown"
 class Kernels(NamedTuple):
     """Kernels as times are told by, an element each: their families, tiles, parts, clusters and kinds.
 
-    ``held``: blocks of a multiprocessor; ``waves`` of tiles of the product in question.
+    ``held``: blocks of a multiprocessor; ``waves`` of tiles of the product in question; ``former``, how many times the
+    stages of the kernel that was timed those of today's are.
     """
 
     family: np.ndarray
@@ -47,6 +48,7 @@ class Kernels(NamedTuple):
     stages: np.ndarray
     held: np.ndarray
     waves: np.ndarray
+    former: np.ndarray
 
     def at(self, places: np.ndarray) -> Kernels:
         """Return some of them, in their order."""
@@ -56,8 +58,8 @@ class Kernels(NamedTuple):
         """Place the kernels for a product of these rows and columns, or one for each, as :mod:`.nearby` has them."""
         sizes = (np.log2(each) for each in (self.rows, self.columns, self.depth))
         clusters, kinds = (np.log2(self.down), np.log2(self.across)), (self.cuts, self.stays)
-        beyond = beyond_edges((m, n), (self.rows, self.columns))
-        return kernel_places(self.family, *sizes, self.parts, *clusters, *kinds, waves=self.waves, beyond=beyond)
+        more = {"beyond": beyond_edges((m, n), (self.rows, self.columns)), "former": self.former}
+        return kernel_places(self.family, *sizes, self.parts, *clusters, *kinds, waves=self.waves, **more)
 
 
 def features(asked: Asked, kernels: Kernels, us: np.ndarray, deviation: np.ndarray) -> dict[str, Any]:
@@ -69,7 +71,7 @@ def features(asked: Asked, kernels: Kernels, us: np.ndarray, deviation: np.ndarr
     over, beyond = beyond_edges((m, n), (kernels.rows, kernels.columns))
     down, across = -(-m // kernels.rows), -(-n // kernels.columns)  # tiles
     return {
-        **kernels._asdict(),
+        **{name: each for name, each in kernels._asdict().items() if name != "former"},
         "m": m,
         "n": n,
         "k": k,

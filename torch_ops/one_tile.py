@@ -25,6 +25,7 @@ from tensorir_ladder.kernels.tiles import (
     RowsTile,
     SwappedTile,
     most_stages,
+    stages_of_one_tile,
     swapped_room,
 )
 from tensorir_ladder.schedules.isa import PANEL, WGMMA_ROWS
@@ -50,10 +51,11 @@ SECTOR = 16  # elements of a cache line's quarter, which memory is read by
 # And the tile: how files name kernels. Stages follow from the product, as of whole rows do the columns.
 EXCHANGED, UPRIGHT, IN_ROWS = "exchanged", "upright", "rows"
 SIZES, SHARED = r"(?P<m>\d{1,3})x(?P<n>\d{1,3})x(?P<k>\d{1,3})", r"(?P<down>\d)x(?P<across>\d)"
+_ONCE = r"(?:, (?P<stages>\d) stages)?"  # that its ring had when it was timed, where it has others now
 _EXCHANGED = rf"{SIZES}/1x(?P<groups>\d)/(?P<parts>\d)(?:/(?!1x1){SHARED})?"
 NAMES = (
     re.compile(rf"{EXCHANGED} {_EXCHANGED}"),
-    re.compile(rf"{UPRIGHT} {SIZES}/(?P<groups>\d)x1/{SHARED}(?:/(?P<parts>[2-9]))?"),
+    re.compile(rf"{UPRIGHT} {SIZES}/(?P<groups>\d)x1/{SHARED}(?:/(?P<parts>[2-9]))?{_ONCE}"),
     re.compile(rf"{IN_ROWS} {_EXCHANGED}"),
 )
 KINDS = (EXCHANGED, UPRIGHT, IN_ROWS)
@@ -97,10 +99,11 @@ class OneTileRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Tiles:
     """Every tile that is offered, an element each, with its stages and the blocks that a multiprocessor holds.
 
-    Stages and blocks in two rows: where each multiprocessor has one block, and where it has several. An instruction has
-    64 rows and some ``width``: of tiles of exchanged operands these are the output's columns and rows, of those that
-    are ``upright`` its rows and columns. Those ``in_rows`` have all columns, of which there are no more than these, and
-    more than the next smaller ones have.
+    Stages and blocks in two rows: where each multiprocessor has one block, and where it has several; of tiles that are
+    ``upright``, which have it to themselves, of a B stored [k, n] and [n, k]. An instruction has 64 rows and some
+    ``width``: of tiles of exchanged operands these are the output's columns and rows, of upright ones its rows and
+    columns. Those ``in_rows`` have all columns, of which there are no more than these, and more than the next smaller
+    ones have.
     """
 
     def __init__(self) -> None:
@@ -140,13 +143,18 @@ class _Tiles:
                 return self._places.get((kind, *key))
         raise ValueError(f"{name!r} names no tile")
 
-    def at(self, places: np.ndarray) -> _Tiles:
-        """Return the tiles of some places, in their order, to be priced."""
+    def at(self, places: np.ndarray, once: np.ndarray | int = 0) -> _Tiles:
+        """Return the tiles of some places, in their order, to be priced; with ``once`` so many stages where not 0."""
         made = copy.copy(self)
         for name, values in vars(self).items():
             if isinstance(values, np.ndarray):
                 setattr(made, name, values[..., places])
+        made.stages = np.where(np.asarray(once) > 0, once, made.stages)
         return made
+
+    def ring(self, on_each: Any, nt: Any) -> np.ndarray:
+        """Return the stages of each where a multiprocessor has so many blocks, and B is stored [n, k] or [k, n]."""
+        return np.where(np.where(self.upright, nt, on_each > 1), self.stages[1], self.stages[0])
 
     def tile(self, place: int, n: int = 0) -> SwappedTile | ClusterTile:
         """Make the tile of a place: one of whole rows for a product of ``n`` columns, or of the most that it takes."""
@@ -185,7 +193,7 @@ def _exchanged_sizes() -> np.ndarray:
 
 
 def _upright_sizes() -> np.ndarray:
-    """Return the same of tiles with operands as they are, one block to a multiprocessor."""
+    """Return the same of tiles with operands as they are, one block to a multiprocessor; see _Tiles of their stages."""
     found = []
     shared = [(cluster[::-1], 1) for cluster in CLUSTERS] + [((1, 1), parts) for parts in range(2, MOST_PARTS + 1)]
     shared += [
@@ -200,9 +208,9 @@ def _upright_sizes() -> np.ndarray:
             continue
         tile = ClusterTile((side, width, depth), (groups, 1), cluster, parts)
         most = MOST_STAGES if tile.shared_by == 1 else MOST_SHARED_STAGES
-        stages = 0 if tile.misfits() else most_stages(tile, most)
-        if stages > FEWEST_STAGES:
-            found.append((width, side, groups, depth, parts, *cluster, stages, stages, 1, 1))
+        stages = [0 if tile.misfits() else stages_of_one_tile(tile, most, nt) for nt in (False, True)]
+        if stages[0] > FEWEST_STAGES:
+            found.append((width, side, groups, depth, parts, *cluster, *stages, 1, 1))
     return np.array(found).T
 
 
@@ -281,7 +289,7 @@ def one_tile_microseconds(
     b_factor = np.where(t.in_rows, 1.0, across_lines(b_row, along, r.straddling, r.lines))
     blocks = t.blocks(m, n)
     on_each, busy = _spread(t, blocks, multiprocessors)
-    stages, held = (np.where(on_each > 1, each[1], each[0]) for each in (t.stages, t.held))
+    stages, held = t.ring(on_each, nt), np.where(on_each > 1, t.held[1], t.held[0])
     step = t.depth * ITEMSIZE  # bytes of a row in a k tile
     rounds = -(-on_each // held)
     columns = np.minimum(t.columns, n)
@@ -318,7 +326,7 @@ def one_tile_stages(problem: Matmul, place: int, multiprocessors: int) -> int:
     on_each, _ = _spread(tile, tile.blocks(problem.m, problem.n), multiprocessors)
     if tile.in_rows[0]:
         return _stages_for(all_tiles().tile(place, problem.n), int(on_each[0]))
-    return int(tile.stages[int(on_each[0] > 1), 0])
+    return int(tile.ring(on_each, problem.layout == "nt")[0])
 
 
 def _spread(tiles: _Tiles, blocks: np.ndarray, multiprocessors: int) -> tuple[np.ndarray, np.ndarray]:
@@ -333,10 +341,16 @@ def clusters_at_once(cluster: Any, multiprocessors: int) -> Any:
     return np.where(np.greater(cluster, 2), clusters * cluster, multiprocessors)
 
 
-def named(tile: RoleTile) -> str:
-    """Name the kernel in a GPU's file of times."""
+def stages_once(name: str) -> int:
+    """Return the stages that a file's kernel was timed with where its tile has others now; 0 of all others."""
+    match = NAMES[KINDS.index(UPRIGHT)].fullmatch(name)
+    return int(match["stages"] or 0) if match else 0
+
+
+def named(tile: RoleTile, once: int = 0) -> str:
+    """Name the kernel in a GPU's file of times: with the stages that it had ``once`` if these are not 0."""
     if isinstance(tile, RowsTile):
         rows, _, steps = tile.block
         tile = SwappedTile((rows, tile.multiplied_n, steps), tile.warpgroups, tile.parts, tile.cluster)
         return f"{IN_ROWS} {tile}"
-    return f"{EXCHANGED if tile.swapped else UPRIGHT} {tile}"
+    return f"{EXCHANGED if tile.swapped else UPRIGHT} {tile}" + (f", {once} stages" if once else "")

@@ -110,6 +110,12 @@ IN_CLUSTERS: dict[str, Callable[[Matmul, Epilogue], Any]] = {
     "results in the ring": lambda problem, finish: swapped(
         problem, SwappedTile.parse("200x128x64/1x2/1"), 5, finish=finish, overlapped=True
     ),
+    "upright, results in the ring": lambda problem, finish: warp_specialized(
+        problem, RoleTile.parse("192x160x64/3x1/2x1"), 5, finish=finish, overlapped=True
+    ),
+    "results that leave at once": lambda problem, finish: persistent(
+        problem, RoleTile.parse("192x176x64/3x1/1x2"), 4, machine=hopper(2), finish=finish
+    ),
     "pairs that stay": lambda problem, finish: persistent(
         problem, RoleTile.parse("64x72x64/1x1/1x2"), 3, machine=hopper(4), finish=finish
     ),
@@ -142,6 +148,12 @@ ROUNDED: dict[str, Callable[[Matmul, Epilogue], Any]] = {
     "roles": lambda problem, finish: warp_specialized(problem, ROLES, 2, finish=finish),
     "three warpgroups, two turns": lambda problem, finish: warp_specialized(problem, HIGH, 2, finish=finish),
     "persistent": lambda problem, finish: persistent(problem, ROLES, 2, machine=hopper(2), finish=finish),
+    "results in the ring": lambda problem, finish: warp_specialized(
+        problem, RoleTile.parse("192x128x64/3x1"), 5, finish=finish
+    ),
+    "results that leave at once": lambda problem, finish: persistent(
+        problem, RoleTile.parse("192x192x64/3x1"), 4, machine=hopper(2), finish=finish
+    ),
     "deep": lambda problem, finish: persistent(problem, DEEP, 3, machine=hopper(3), finish=finish),
 }
 

@@ -12,7 +12,8 @@ from tvm.script import tirx as T
 
 from support.cases import STEPS, hopper
 from support.roles import HOPPER, STEPS_WITH_ROLES, roles
-from tensorir_ladder.harness.build import compile_module, compiled, lower_schedule
+from tensorir_ladder.emulator import KernelFault
+from tensorir_ladder.harness.build import compile_module, compiled, lower, lower_schedule
 from tensorir_ladder.harness.emulation import EmulatorBackend
 from tensorir_ladder.harness.execution import GpuBackend
 from tensorir_ladder.harness.verify import verify
@@ -20,7 +21,14 @@ from tensorir_ladder.kernels.codegen import overlap
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, Cubin
 from tensorir_ladder.kernels.fused_epilogue import Epilogue
 from tensorir_ladder.kernels.persistent import persistent
-from tensorir_ladder.kernels.tiles import BLOCK_REGISTERS, PRODUCER_REGISTERS, RoleTile, role_choices
+from tensorir_ladder.kernels.tiles import (
+    BLOCK_REGISTERS,
+    PRODUCER_REGISTERS,
+    RoleTile,
+    at_once_choices,
+    role_choices,
+    stages_of_one_tile,
+)
 from tensorir_ladder.kernels.tma import Multicast
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
 from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalTile, IllegalWorkload
@@ -71,12 +79,66 @@ def test_a_multicast_has_a_bit_for_each_of_its_blocks(blocks: int, first: int, a
 
 
 def test_results_that_leave_late_take_registers() -> None:
-    problem, machine = Matmul(512, 512, 512, "float16"), hopper(4)
-    for tile, fits in (("192x144x64/3x1", True), ("192x160x64/3x1", False), ("256x192x64/2x1", False)):
-        assert (RoleTile.parse(tile) in [choice.tile for choice in role_choices()]) == (fits and tile[:3] == "192")
-        if not fits:
-            with pytest.raises(IllegalTile, match="beside the next tile's products"):
-                persistent(problem, RoleTile.parse(tile), 3, machine=machine)
+    """Those of the largest tiles leave at once, and take one box for each consumer instead of two."""
+    late, at_once = ([choice.tile for choice in choices] for choices in (role_choices(by=8), at_once_choices()))
+    for text, leaves_late in (("192x144x64/3x1", True), ("192x160x64/3x1", False), ("256x192x64/2x1", False)):
+        tile = RoleTile.parse(text)
+        assert (tile in late, tile in at_once) == (leaves_late, not leaves_late)
+        ring = 3 * ((tile.block_m + -(-tile.block_n // 64) * 64) * 128 + 16)
+        assert tile.kept_bytes(2, 3) == ring + tile.consumers * (2 if leaves_late else 1) * 64 * 128
+    assert all(not choice.tile.violations(HOPPER.target(), 2, choice.stages) for choice in at_once_choices())
+
+
+def test_results_lie_in_the_ring_where_stages_leave_no_room_beside_it() -> None:
+    """Of a block's only tile, up to six stages; of blocks that stay nowhere."""
+    tile = RoleTile.parse("192x160x64/3x1/2x1")
+    assert [stages_of_one_tile(tile, 16, nt) for nt in (False, True)] == [4, 5]
+    assert stages_of_one_tile(RoleTile.parse("64x64x64/1x1/2x1"), 16, False) == 13  # which have room beside results
+    assert stages_of_one_tile(RoleTile.parse("128x104x64/2x1/1x2"), 16, True) == 6
+    assert stages_of_one_tile(RoleTile.parse("256x256x64/2x1"), 8, False) == 3
+    problem = Matmul(400, 400, 520, "float16")
+    stage = tile.stage_bytes(2)
+    wait = "(uint)4, (uint)384)"  # a barrier of three warpgroups, whose own are 1 to 3
+    for stages, k, waits, beside in ((3, 520, False, True), (4, 520, True, False), (4, 192, False, True)):
+        kernel = roles(12, (400, 400, k), str(tile), stages=stages)
+        assert (wait in kernel.body) == waits
+        assert tile.boxes_in_ring(min(stages, k // 64), stage) == waits
+        held = min(stages, -(-k // 64))
+        assert kernel.smem_bytes == tile.smem_bytes(2, held) == held * (stage + 16) + beside * 3 * 2 * 64 * 128
+    with pytest.raises(IllegalTile, match="no room for results beside the ring"):
+        persistent(problem, RoleTile.parse("128x160x64/2x1"), 5, machine=hopper(4))
+
+
+@pytest.mark.emulator
+def test_results_written_to_a_ring_that_is_still_read_are_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensorir_ladder.kernels.warp_specialized.await_all_read", lambda consumers: None)
+    lower.cache_clear()
+    try:
+        kernel = roles(12, (390, 320, 456), "192x160x64/3x1", stages=4)
+    finally:
+        lower.cache_clear()
+    with pytest.raises(KernelFault, match="race: shared memory"):
+        verify(kernel, EmulatorBackend())
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.emulator
+@pytest.mark.parametrize(
+    ("number", "tile", "shape", "given"),
+    [
+        (12, "192x160x64/3x1/2x1", (390, 328, 392), {"layout": "nn", "stages": 4, "dtype": "bfloat16"}),
+        (12, "128x152x64/2x1", (130, 155, 520), {"layout": "nt", "stages": 5, "out_dtype": "float32"}),
+        (13, "192x176x64/3x1/1x2", (390, 720, 328), {"layout": "nt", "stages": 4}),
+        (13, "192x168x64/3x1/2x1", (780, 340, 200), {"layout": "nt", "stages": 4}),  # by rows, a stage fewer
+        (13, "256x136x64/2x1", (520, 280, 264), {"layout": "nn", "stages": 3}),
+        (13, "256x192x64/2x1", (520, 392, 264), {"layout": "nn", "stages": 3, "out_dtype": "float32"}),
+    ],
+    ids=str,
+)
+def test_the_largest_tiles_are_right(
+    number: int, tile: str, shape: tuple[int, int, int], given: dict[str, Any]
+) -> None:
+    assert verify(roles(number, shape, tile, **given), EmulatorBackend()).passed
 
 
 @pytest.mark.parametrize("kernel", [warp_specialized, persistent])
@@ -118,19 +180,21 @@ def test_clusters_take_one_plain_product(more: dict[str, Any]) -> None:
 @pytest.mark.sampled(3)
 @pytest.mark.emulator
 @pytest.mark.parametrize(
-    ("tile", "shape", "layout"),
+    ("tile", "stages", "shape", "layout"),
     [
-        ("256x192x64/2x1", (300, 200, 200), "nt"),
-        ("256x192x64/2x1/2x1", (600, 200, 136), "nn"),  # three rows of tiles: the last cluster's second has none
-        ("64x128x64/1x1/4x1", (320, 264, 520), "nt"),
-        ("64x64x64/1x1/2x2", (100, 72, 264), "nn"),
-        ("64x72x64/1x1/2x4", (200, 296, 136), "nn"),  # half of the last clusters' blocks have no tile
-        ("128x136x64/2x1/1x2", (130, 136, 72), "nt"),
+        ("256x192x64/2x1", 3, (300, 200, 200), "nt"),
+        ("256x192x64/2x1/2x1", 3, (600, 200, 136), "nn"),  # three rows of tiles: the last cluster's second has none
+        ("64x128x64/1x1/4x1", 3, (320, 264, 520), "nt"),
+        ("64x64x64/1x1/2x2", 3, (100, 72, 264), "nn"),
+        ("64x72x64/1x1/2x4", 3, (200, 296, 136), "nn"),  # half of the last clusters' blocks have no tile
+        ("128x136x64/2x1/1x2", 3, (130, 136, 72), "nt"),
+        ("192x160x64/3x1", 5, (390, 320, 456), "nt"),  # results in the ring, as below
+        ("192x72x64/3x1/2x4", 6, (390, 331, 456), "nt"),  # whose rows TMA cannot step over
     ],
 )
-def test_wide_tiles_and_clusters_are_right(tile: str, shape: tuple[int, int, int], layout: str) -> None:
+def test_wide_tiles_and_clusters_are_right(tile: str, stages: int, shape: tuple[int, int, int], layout: str) -> None:
     problem = Matmul(*shape, "float16", layout=layout)
-    kernel = warp_specialized(problem, RoleTile.parse(tile), 3, bounded=True, overlapped=True)
+    kernel = warp_specialized(problem, RoleTile.parse(tile), stages, bounded=True, overlapped=True)
     run = EmulatorBackend(seed=problem.m % 7).load(lower_schedule(kernel, HOPPER, "wide"))
     draw = np.random.default_rng(0)
     a, b = (draw.normal(size=size).astype("float16") for size in ((problem.m, problem.k), problem.b_shape))
