@@ -67,7 +67,10 @@ def told(problem: Matmul, **times: float) -> Estimates:
 
 
 def test_what_was_measured_of_this_very_shape_decides() -> None:
-    """The formula's second is measured to be faster than its first, at one shape: there it is taken, far away not."""
+    """The formula's second is measured to be faster than its first, at one shape: there it is taken.
+
+    Far away what the formula puts first is, or what it takes for as fast.
+    """
     near, far = Matmul(1000, 1000, 1000, "float16"), Matmul(64, 8192, 256, "float16")
     formula = Estimates(ALL, BLANK, H200.multiprocessors)
     us = formula.times(near).menu
@@ -75,7 +78,8 @@ def test_what_was_measured_of_this_very_shape_decides() -> None:
     found = told(near, **{f"_{first}": 1.2 * us[first], f"_{second}": 0.8 * us[second]})
     assert found.times(near).menu.argmin() == second
     assert found.times(near).menu[second] == 0.8 * us[second]
-    assert found.times(far).menu.argmin() == formula.times(far).menu.argmin()
+    us = formula.times(far).menu
+    assert us[found.times(far).menu.argmin()] < 1.01 * us.min()
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt"])
