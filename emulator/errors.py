@@ -28,4 +28,8 @@ class KernelFault(RuntimeError):
 
     def __init__(self, kernel: str, kind: str, text: str, seed: int) -> None:
         super().__init__(f"{kernel} on emulator, {kind}: {text}\n  (seed {seed} repeats it)")
-        self.kind, self.seed = kind, seed
+        self.kernel, self.kind, self.text, self.seed = kernel, kind, text, seed
+
+    def __reduce__(self) -> tuple[type[KernelFault], tuple[str, str, str, int]]:
+        """Say how it is made again in another process: a pool's worker may find it."""
+        return type(self), (self.kernel, self.kind, self.text, self.seed)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 
 class IllegalSchedule(ValueError):
     """A schedule, a tile or a workload that cannot be right, refused before TVM or CUDA fails obscurely.
@@ -36,6 +40,11 @@ class IllegalSchedule(ValueError):
         head = problem + (f" at {', '.join(where)}" if where else "")
         head += f" ({', '.join(facts)})" if facts else ""
         super().__init__(f"{head}; {remedy}")
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
+        """Say how it is made again in another process, with its parts: a pool's worker may refuse what it is given."""
+        parts = {name: getattr(self, name) for name in ("remedy", "block", "loop", "value", "limit")}
+        return partial(type(self), **parts), (self.problem,)
 
 
 class IllegalWorkload(IllegalSchedule):

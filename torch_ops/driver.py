@@ -31,7 +31,11 @@ class DriverError(RuntimeError):
 
     def __init__(self, call: str, status: int, meaning: str) -> None:
         super().__init__(f"{call} failed: {meaning} ({status})")
-        self.call, self.status = call, status
+        self.call, self.status, self.meaning = call, status, meaning
+
+    def __reduce__(self) -> tuple[type[DriverError], tuple[str, int, str]]:
+        """Say how it is made again in another process."""
+        return type(self), (self.call, self.status, self.meaning)
 
 
 class NoDriver(RuntimeError):
