@@ -155,7 +155,7 @@ def persistent(
     if not by_tma and in_boxes and count < RESULT_BOXES:  # whole rows take the room of two, which a stage gives up
         count, stages = RESULT_BOXES, max(FEWEST_STAGES, stages - 1)
     result_bytes = tile.box_bytes // RESULT_BOXES * count
-    tile.check_beside(stages, product.stage_bytes, result_bytes)
+    tile.check_room(stages, product.stage_bytes, result_bytes)
     log = Log(stamps, ("producer", *(f"consumer {number}" for number in range(tile.consumers))))
 
     @T.prim_func

@@ -309,19 +309,24 @@ class RoleTile(HopperTile):
         return self.pool_bytes(itemsize, stages) + boxes + 2 * stages * BARRIER_BYTES
 
     def smem_bytes(self, itemsize: int, stages: int = 1) -> int:
-        """Return the shared memory of a block: results of its only tile lie in the ring where that has to be."""
-        pool, barriers = self.pool_bytes(itemsize, stages), 2 * stages * BARRIER_BYTES
+        """Return the shared memory of a block: results of its only tile lie in the ring where that has to be.
+
+        Of a B stored [n, k]: one stored [k, n] may take more, whole panels, as kernels check (:meth:`check_room`).
+        """
+        pool, barriers = stages * self.stage_bytes(itemsize, nt=True), 2 * stages * BARRIER_BYTES
         beside = pool + self.box_bytes + barriers
         return beside if beside <= _room(1) else max(pool, self.box_bytes) + barriers
 
-    def check_beside(self, stages: int, stage_bytes: int, result_bytes: int) -> None:
-        """Raise IllegalTile for stages that leave no room for results beside the ring."""
-        if (taken := stages * (stage_bytes + 2 * BARRIER_BYTES) + result_bytes) > _room(1):
+    def check_room(self, stages: int, stage_bytes: int, result_bytes: int, in_ring: bool = False) -> None:
+        """Raise IllegalTile for a ring that is too large, with results beside it or, ``in_ring``, in its memory."""
+        ring, barriers = stages * stage_bytes, 2 * stages * BARRIER_BYTES
+        taken = (max(ring, result_bytes) if in_ring else ring + result_bytes) + barriers
+        if taken > _room(1):
             raise IllegalTile(
-                "no room for results beside the ring of blocks that stay",
-                value=f"{self} with {stages} stages: {taken} bytes of shared memory",
+                f"tile {self} is illegal: {taken} bytes of shared memory in {stages} stage(s)"
+                + ("" if in_ring else ", with results beside them"),
                 limit=_room(1),
-                remedy="take fewer stages, or step 12, whose results may lie in the ring",
+                remedy="choose smaller tiles or fewer stages",
             )
 
     def boxes_in_ring(self, stages: int, stage_bytes: int) -> bool:
@@ -355,11 +360,13 @@ class ClusterTile(RoleTile):
         """Return the shared memory of a block: of parts, sums lie in the ring's memory, and there are no boxes."""
         if self.parts == 1:
             return super().smem_bytes(itemsize, stages)
-        return max(self.pool_bytes(itemsize, stages), self.sum_bytes) + 2 * stages * BARRIER_BYTES
+        return max(stages * self.stage_bytes(itemsize, nt=True), self.sum_bytes) + 2 * stages * BARRIER_BYTES
 
     def kept_bytes(self, itemsize: int, stages: int) -> int:
-        """Return the same of parts; else what results beside the ring take."""
-        return super().kept_bytes(itemsize, stages) if self.parts == 1 else self.smem_bytes(itemsize, stages)
+        """Return the shared memory of parts, for either form of B; else what results beside the ring take."""
+        if self.parts == 1:
+            return super().kept_bytes(itemsize, stages)
+        return max(self.pool_bytes(itemsize, stages), self.sum_bytes) + 2 * stages * BARRIER_BYTES
 
 
 def cluster_misfits(cluster: tuple[int, int], parts: int) -> list[str]:

@@ -149,6 +149,7 @@ def warp_specialized(
     at_end = overlapped and not next_at_once
     in_ring = parts > 1 or tile.boxes_in_ring(stages, product.stage_bytes)
     result_bytes = tile.sum_bytes if parts > 1 else tile.box_bytes
+    tile.check_room(stages, product.stage_bytes, result_bytes, in_ring)
     log = Log(stamps, ("producer", *(f"consumer {number}" for number in range(tile.consumers))))
 
     @T.prim_func

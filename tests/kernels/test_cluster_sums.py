@@ -61,9 +61,9 @@ def test_every_limit_of_upright_parts_is_named(tile: str, clause: str) -> None:
 
 def test_sums_of_parts_lie_in_the_ring() -> None:
     tile = RoleTile.parse("64x88x64/1x1/1x1/7")
-    ring = (64 + 128) * 128  # of a stage, B's columns in whole panels
+    rows, panels = (64 + 88) * 128, (64 + 128) * 128  # of a stage, of a B stored [n, k], and [k, n] in whole panels
     assert tile.sum_bytes == 64 * 88 * 4
-    assert tile.smem_bytes(2, 3) == 3 * ring + 3 * 2 * 8
+    assert [tile.smem_bytes(2, 3), tile.kept_bytes(2, 3)] == [3 * each + 3 * 2 * 8 for each in (rows, panels)]
     assert most_stages(tile, 8) == 8 > most_stages(replace(tile, block=(128, 184, 64), warpgroups=(2, 1)), 8)
     large = RoleTile.parse("128x248x64/2x1/1x1/2")
     assert large.smem_bytes(2, 2) == large.sum_bytes + 2 * 2 * 8  # two stages are less

@@ -96,7 +96,6 @@ def test_results_lie_in_the_ring_where_stages_leave_no_room_beside_it() -> None:
     assert stages_of_one_tile(RoleTile.parse("64x64x64/1x1/2x1"), 16, False) == 13  # which have room beside results
     assert stages_of_one_tile(RoleTile.parse("128x104x64/2x1/1x2"), 16, True) == 6
     assert stages_of_one_tile(RoleTile.parse("256x256x64/2x1"), 8, False) == 3
-    problem = Matmul(400, 400, 520, "float16")
     stage = tile.stage_bytes(2)
     wait = "(uint)4, (uint)384)"  # a barrier of three warpgroups, whose own are 1 to 3
     for stages, k, waits, beside in ((3, 520, False, True), (4, 520, True, False), (4, 192, False, True)):
@@ -104,9 +103,20 @@ def test_results_lie_in_the_ring_where_stages_leave_no_room_beside_it() -> None:
         assert (wait in kernel.body) == waits
         assert tile.boxes_in_ring(min(stages, k // 64), stage) == waits
         held = min(stages, -(-k // 64))
-        assert kernel.smem_bytes == tile.smem_bytes(2, held) == held * (stage + 16) + beside * 3 * 2 * 64 * 128
-    with pytest.raises(IllegalTile, match="no room for results beside the ring"):
-        persistent(problem, RoleTile.parse("128x160x64/2x1"), 5, machine=hopper(4))
+        assert kernel.smem_bytes == held * (stage + 16) + beside * 3 * 2 * 64 * 128
+
+
+def test_a_ring_is_refused_by_what_its_operands_take() -> None:
+    """Columns of a B stored [k, n] take whole panels: steps take as many stages of either form as there is room for."""
+    tile, shape = "192x160x64/3x1", (400, 400, 520)
+    taken = roles(12, shape, tile, layout="nt", stages=5)
+    assert taken.smem_bytes == taken.case.tile.smem_bytes(2, 5) == 5 * ((192 + 160) * 128 + 16)
+    with pytest.raises(IllegalTile, match=r"245840 bytes of shared memory in 5 stage\(s\) \(limit 232448\)"):
+        roles(12, shape, tile, stages=5)
+    with pytest.raises(IllegalTile, match="270432 bytes of shared memory in 6"):
+        roles(12, shape, tile, layout="nt", stages=6)
+    with pytest.raises(IllegalTile, match=r"in 5 stage.*, with results beside them"):
+        persistent(Matmul(*shape, "float16"), RoleTile.parse("128x160x64/2x1"), 5, machine=hopper(4))
 
 
 @pytest.mark.emulator
@@ -127,6 +137,7 @@ def test_results_written_to_a_ring_that_is_still_read_are_a_race(monkeypatch: py
     ("number", "tile", "shape", "given"),
     [
         (12, "192x160x64/3x1/2x1", (390, 328, 392), {"layout": "nn", "stages": 4, "dtype": "bfloat16"}),
+        (12, "192x72x64/3x1/2x4", (390, 331, 456), {"layout": "nt", "stages": 6}),  # rows that TMA cannot step over
         (12, "128x152x64/2x1", (130, 155, 520), {"layout": "nt", "stages": 5, "out_dtype": "float32"}),
         (13, "192x176x64/3x1/1x2", (390, 720, 328), {"layout": "nt", "stages": 4}),
         (13, "192x168x64/3x1/2x1", (780, 340, 200), {"layout": "nt", "stages": 4}),  # by rows, a stage fewer
@@ -189,7 +200,6 @@ def test_clusters_take_one_plain_product(more: dict[str, Any]) -> None:
         ("64x72x64/1x1/2x4", 3, (200, 296, 136), "nn"),  # half of the last clusters' blocks have no tile
         ("128x136x64/2x1/1x2", 3, (130, 136, 72), "nt"),
         ("192x160x64/3x1", 5, (390, 320, 456), "nt"),  # results in the ring, as below
-        ("192x72x64/3x1/2x4", 6, (390, 331, 456), "nt"),  # whose rows TMA cannot step over
     ],
 )
 def test_wide_tiles_and_clusters_are_right(tile: str, stages: int, shape: tuple[int, int, int], layout: str) -> None:

@@ -252,7 +252,8 @@ def test_the_last_panel_of_a_width_has_room_and_is_loaded_in_part() -> None:
     assert (along_n.count, along_n.bytes, along_n.edge, along_n.loaded_bytes) == (4, 4 * 64 * 128, 16, 208 * 64 * 2)
     assert (along_k.count, along_k.bytes, along_k.edge, along_k.loaded_bytes) == (1, 208 * 128, 0, 208 * 128)
     tile = RoleTile.parse("128x208x64/2x1")
-    assert tile.smem_bytes(2, 4) == RoleTile.parse("128x256x64/2x1").smem_bytes(2, 4)
+    assert tile.kept_bytes(2, 4) == RoleTile.parse("128x256x64/2x1").kept_bytes(2, 4)
+    assert tile.smem_bytes(2, 4) == tile.kept_bytes(2, 4) - 4 * 48 * 64 * 2  # of a B stored [n, k]
     with pytest.raises(IllegalTile, match="104 columns per warpgroup of a B stored"):
         WarpgroupProduct.of(Matmul(128, 208, 64, "float16"), RoleTile.parse("128x208x64/1x2"))
 
