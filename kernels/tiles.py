@@ -649,7 +649,7 @@ def at_once_choices(by: int = 8) -> Iterator[Choice]:
 def most_stages(tile: RoleTile, most: int, blocks: int = 1) -> int:
     """Return how many stages a tile of 16-bit operands has room for where so many blocks share a multiprocessor.
 
-    0 where there is none.
+    Beside its results, as of blocks that stay. 0 where there is no room.
     """
     return next((stages for stages in range(most, 0, -1) if tile.kept_bytes(2, stages) <= _room(blocks)), 0)
 
