@@ -247,8 +247,7 @@ def shared_bytes(problem: Matmul, tile: ClusterTile, shifts: str, stages: int, a
     """
     rows = _shifted(WarpgroupProduct.of(problem, tile), _lain(problem, shifts), shifts)
     copied = ahead * sum(each.bytes for each in rows.values())
-    second_boxes = 0 if tile.leaves_late or tile.parts > 1 else tile.box_bytes // RESULT_BOXES
-    return -(-copied // ATOM_BYTES) * ATOM_BYTES + tile.kept_bytes(2, stages) + second_boxes
+    return -(-copied // ATOM_BYTES) * ATOM_BYTES + tile.kept_bytes(2, stages, RESULT_BOXES)
 
 
 def room_for(problem: Matmul, tile: ClusterTile, shifts: str) -> tuple[int, int] | None:

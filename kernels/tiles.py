@@ -300,13 +300,13 @@ class RoleTile(HopperTile):
         """Boxes of results that a consumer takes: one where these leave before the next tile's products, else two."""
         return RESULT_BOXES if self.leaves_late else 1
 
-    def kept_bytes(self, itemsize: int, stages: int) -> int:
+    def kept_bytes(self, itemsize: int, stages: int, boxes: int = 0) -> int:
         """Return the shared memory of a block whose results lie beside the ring, as those of blocks that stay do.
 
-        Stages with two barriers each, and as few boxes for each consumer as it can do with.
+        Stages with two barriers each, and ``boxes`` for each consumer: as few as it can do with if 0.
         """
-        boxes = self.box_bytes // RESULT_BOXES * self.boxes_at_least
-        return self.pool_bytes(itemsize, stages) + boxes + 2 * stages * BARRIER_BYTES
+        result_bytes = self.box_bytes // RESULT_BOXES * (boxes or self.boxes_at_least)
+        return self.pool_bytes(itemsize, stages) + result_bytes + 2 * stages * BARRIER_BYTES
 
     def smem_bytes(self, itemsize: int, stages: int = 1) -> int:
         """Return the shared memory of a block: results of its only tile lie in the ring where that has to be.
@@ -362,10 +362,10 @@ class ClusterTile(RoleTile):
             return super().smem_bytes(itemsize, stages)
         return max(stages * self.stage_bytes(itemsize, nt=True), self.sum_bytes) + 2 * stages * BARRIER_BYTES
 
-    def kept_bytes(self, itemsize: int, stages: int) -> int:
+    def kept_bytes(self, itemsize: int, stages: int, boxes: int = 0) -> int:
         """Return the shared memory of parts, for either form of B; else what results beside the ring take."""
         if self.parts == 1:
-            return super().kept_bytes(itemsize, stages)
+            return super().kept_bytes(itemsize, stages, boxes)
         return max(self.pool_bytes(itemsize, stages), self.sum_bytes) + 2 * stages * BARRIER_BYTES
 
 
@@ -474,7 +474,7 @@ class SwappedTile(RoleTile):
         """Return the shared memory of a block: stages with two barriers each, and results, beside them or within."""
         return int(_swapped_bytes(*self.block, self.parts, itemsize, stages, self.multiplied_n))
 
-    def kept_bytes(self, itemsize: int, stages: int) -> int:
+    def kept_bytes(self, itemsize: int, stages: int, boxes: int = 0) -> int:
         """Return the shared memory of a block: there are none that stay."""
         return self.smem_bytes(itemsize, stages)
 
@@ -634,13 +634,13 @@ def role_choices(by: int = 16) -> Iterator[Choice]:
                 yield Choice(tile, most_stages(tile, 8))
 
 
-def at_once_choices(by: int = 8) -> Iterator[Choice]:
-    """Yield the largest tiles of kernels whose blocks stay: of 192 rows, and of 256, by widths in steps.
+def at_once_choices() -> Iterator[Choice]:
+    """Yield the largest tiles of kernels whose blocks stay: of 192 rows, and of 256, of each width that there is.
 
     Consumers have no registers for their results beside the next tile's sums: these leave before (at once).
     """
     for rows, groups in ((3 * WGMMA_ROWS, 3), (4 * WGMMA_ROWS, 2)):
-        for columns in range(PANEL, 3 * PANEL + 1, by):
+        for columns in range(PANEL, 3 * PANEL + 1, WGMMA_WIDTHS):
             tile = RoleTile((rows, columns, PANEL), (groups, 1))
             if not tile.misfits() and not tile.leaves_late:
                 yield Choice(tile, most_stages(tile, 8))
