@@ -27,20 +27,22 @@ from tensorir_ladder.kernels.tiles import BLOCK_REGISTERS, INSTRUCTION_REGISTERS
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
 from tensorir_ladder.schedules.errors import IllegalTile, IllegalWorkload
 from tensorir_ladder.schedules.isa import PANEL, PTX_TYPES, SHARED_KIB, WARP, WARPGROUP, WGMMA_ROWS
-from tensorir_ladder.schedules.tiles import WGMMA_REGISTERS
 from tensorir_ladder.schedules.workloads import Matmul
 
 PIECE = 8  # elements that a thread loads at once: 16 bytes, of two aligned pieces that are shifted against each other
-AT_ONCE = 8  # pieces that a thread has on their way together
-LOADING_REGISTERS = 96  # what that takes, and addresses
-MOST_THREADS = 512  # of a block: with more, each has too few registers for so many pieces
+# Pieces that a thread has on their way together: with more than FEW it takes longer to shift and to lay them down than
+# more threads take to begin. 64x64x128 took 2.6 us with four, 3.0 with eight (220x151x73, H200).
+FEW, AT_ONCE = 4, 8
+PIECE_REGISTERS, BESIDE_REGISTERS = 8, 32  # what a piece takes, and addresses beside them
+MOST_THREADS = 1024  # of a block
 SWIZZLED_ROWS = 8  # after which a panel's swizzle repeats
 MOST_ELEMENTS = 2**30  # of a matrix: places beside its last one are whole numbers of 32 bits, too
 ROOM_BYTES = 1024  # of a multiprocessor's shared memory that each block takes beside its own
 
-# A thread's pieces are below each other. Those beyond the matrix's edges are others within, which nobody needs; where
-# one of a piece's two aligned ones is not whole within the matrix, elements are read one by one: beside it is somebody
-# else's. What lies beyond the reduction is zero in shared memory.
+# A thread's pieces are below each other. In place of those beyond the matrix's edges it loads the first one, which
+# nobody needs. Where one of a piece's two aligned ones is not whole within the matrix, elements are read one by one:
+# beside it is somebody else's. These are waited for, so they are read when all others are on their way. Beyond the
+# reduction there are zeros in shared memory.
 _PIECES = """
 __forceinline__ __device__ int skew_of(const unsigned short* from, int place) {
   return ((int)(unsigned long long)from / 2 + place) & 7;
@@ -55,22 +57,40 @@ __forceinline__ __device__ void read_elements(
   low = make_uint4(words[0], words[1], words[2], words[3]);
   high = make_uint4(words[4], words[5], words[6], words[7]);
 }
+__forceinline__ __device__ int first_place(const unsigned short* from) {
+  return (unsigned long long)from & 15u ? 7 : 0;
+}
+__forceinline__ __device__ int place_of(const unsigned short* from, int row, int column, int rows, int columns) {
+  return row < rows && column < columns ? row * columns + column : first_place(from);
+}
+__forceinline__ __device__ bool is_whole(const unsigned short* from, int place, int extent) {
+  const int least = first_place(from), room = extent - 16 - least;
+  return room >= 0 && (unsigned)(place - least) <= (unsigned)room;
+}
 template <int WIDTH, int STEP, int COUNT>
 __forceinline__ __device__ void request_pieces(
     const unsigned short* from, int thread, int first_row, int first_column, int rows, int columns,
     uint4 (&low)[COUNT], uint4 (&high)[COUNT]) {
-  const int extent = rows * columns, least = (unsigned long long)from & 15u ? 7 : 0, room = extent - 16 - least;
-  const int column = min(first_column + thread % WIDTH * 8, columns - 1);
+  const int own = first_row + thread / WIDTH, column = first_column + thread % WIDTH * 8;
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) {
-    const int place = min(first_row + thread / WIDTH + i * STEP, rows - 1) * columns + column;
-    if (room >= 0 && (unsigned)(place - least) <= (unsigned)room) {
+    const int place = place_of(from, own + i * STEP, column, rows, columns);
+    if (is_whole(from, place, rows * columns)) {
       const uint4* aligned = (const uint4*)(from + (place - skew_of(from, place)));
       low[i] = aligned[0];
       high[i] = aligned[1];
-    } else {
-      read_elements(from, place, extent, low[i], high[i]);
     }
+  }
+}
+template <int WIDTH, int STEP, int COUNT>
+__forceinline__ __device__ void read_edges(
+    const unsigned short* from, int thread, int first_row, int first_column, int rows, int columns,
+    uint4 (&low)[COUNT], uint4 (&high)[COUNT]) {
+  const int own = first_row + thread / WIDTH, column = first_column + thread % WIDTH * 8;
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) {
+    const int place = place_of(from, own + i * STEP, column, rows, columns);
+    if (!is_whole(from, place, rows * columns)) read_elements(from, place, rows * columns, low[i], high[i]);
   }
 }
 template <int WIDTH, int STEP, int COUNT, int PANEL_BYTES, bool ALONG_K>
@@ -115,6 +135,8 @@ __forceinline__ __device__ void {name}(
     request_pieces<{a_width}, {a_step}, {a_each}>(a, thread, a_row + a_down, 0, a_rows, a_columns, a_low, a_high);
     request_pieces<{b_width}, {b_step}, {b_each}>(
         b, thread, b_row + b_down, b_column, b_rows, b_columns, b_low, b_high);
+    read_edges<{a_width}, {a_step}, {a_each}>(a, thread, a_row + a_down, 0, a_rows, a_columns, a_low, a_high);
+    read_edges<{b_width}, {b_step}, {b_each}>(b, thread, b_row + b_down, b_column, b_rows, b_columns, b_low, b_high);
     lay_pieces<{a_width}, {a_step}, {a_each}, {a_panel_bytes}, true>(
         into, a, thread, a_down, a_row, 0, a_rows, a_columns, a_low, a_high);
     lay_pieces<{b_width}, {b_step}, {b_each}, {b_panel_bytes}, {b_along_k}>(
@@ -132,14 +154,14 @@ def unaligned(
 
     ::
 
-        each thread:          request 16 bytes of A or B, wherever they begin, eight times
+        each thread:          request 16 bytes of A or B, wherever they begin, a few times
                               shift them, and lay them down in shared memory, as panels
         fence; barrier
         the tile's warpgroups:  wgmma of all k steps; wait; round; results → where the operands were
         barrier
         each warp:            rows of the results → output
 
-    A block has as many threads as request its operands at once, up to 512 (:class:`Sharing`).
+    A block has as many threads as request its operands at once, a few pieces each (:class:`Sharing`).
 
     Operands and output are whole matrices, without gaps between rows, which begin at any element.
     ``tile``'s k steps are at least the problem's; what lies beyond these is zero. Rows beyond A's last, and columns
@@ -202,7 +224,7 @@ def unaligned(
         _name("C", c_matrix)
         bias = T.meta_var(finish.bind(bias_ptr, problem.n))
         T.device_entry()
-        T.attr({"tirx.launch_bounds_min_blocks_per_sm": resident(tile, threads)})
+        T.attr({"tirx.launch_bounds_min_blocks_per_sm": resident(tile, sharing)})
         block = T.cta_id([tile_rows * tile_columns])
         warpgroup = T.warpgroup_id([threads // WARPGROUP])
         warp = T.warp_id_in_wg([4])
@@ -271,18 +293,22 @@ class Sharing(NamedTuple):
         a, b = (self.threads // width for width in self.widths)
         return a, b
 
+    @property
+    def registers(self) -> int:
+        """About how many registers a thread needs while it loads."""
+        return BESIDE_REGISTERS + PIECE_REGISTERS * sum(self.counts) // self.rounds
+
     @classmethod
     def of(cls, product: WarpgroupProduct, tile: HopperTile) -> Sharing:
-        """Take the fewest threads that have AT_ONCE pieces each, or else the most; IllegalTile where there are none.
+        """Take the fewest threads that have FEW pieces each, or else the most; IllegalTile where there are none.
 
-        Each then has the registers that one of its instructions takes.
+        Each then has the registers that its pieces take, and one of its instructions.
         """
         sides = [(panels.rows, _width(panels)) for panels in (product.a, product.b)]
         found = [
             made
             for threads in range(tile.threads_per_block, MOST_THREADS + 1, WARPGROUP)
-            if BLOCK_REGISTERS // threads >= tile.group_n // 2 + INSTRUCTION_REGISTERS
-            and (made := cls._by(threads, sides)) is not None
+            if (made := cls._by(threads, sides)) is not None and BLOCK_REGISTERS // threads >= _registers(tile, made)
         ]
         if not found:
             raise IllegalTile(
@@ -291,7 +317,8 @@ class Sharing(NamedTuple):
                 limit=f"up to {MOST_THREADS} threads",
                 remedy="take sides of 64 or 128, and fewer k steps",
             )
-        return next((made for made in found if made.rounds == 1), found[-1])
+        at_once = [made for made in found if made.rounds == 1]
+        return next((made for made in at_once if sum(made.counts) <= FEW), (at_once or found)[-1])
 
     @classmethod
     def _by(cls, threads: int, sides: Sequence[tuple[int, int]]) -> Sharing | None:
@@ -303,11 +330,15 @@ class Sharing(NamedTuple):
         return cls(threads, (sides[0][1], sides[1][1]), (a, b), rounds[0]) if rounds else None
 
 
-def resident(tile: HopperTile, threads: int) -> int:
+def resident(tile: HopperTile, sharing: Sharing) -> int:
     """Return how many blocks a multiprocessor holds at once, by shared memory and registers: 1 to 4."""
-    registers = max(LOADING_REGISTERS, tile.group_m * tile.group_n // WARPGROUP + WGMMA_REGISTERS)
     by_memory = SHARED_KIB[90] * 1024 // (shared_bytes(tile) + ROOM_BYTES)
-    return max(1, min(MOST_RESIDENT, by_memory, BLOCK_REGISTERS // (threads * registers)))
+    return max(1, min(MOST_RESIDENT, by_memory, BLOCK_REGISTERS // (sharing.threads * _registers(tile, sharing))))
+
+
+def _registers(tile: HopperTile, sharing: Sharing) -> int:
+    """Return how many registers each thread has at least, for its pieces and for an instruction of a tile."""
+    return max(sharing.registers, tile.group_n // 2 + INSTRUCTION_REGISTERS)
 
 
 def _width(panels: Panels) -> int:

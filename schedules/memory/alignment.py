@@ -40,6 +40,7 @@ from tensorir_ladder.schedules.loops.layout import pad_to_tile
 from tensorir_ladder.schedules.loops.tiling import bind_grid
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.memory.staging import KEPT, inline_data_movement
+from tensorir_ladder.schedules.pipeline.pipelining import pipeline_loop
 
 # What a thread stores at once. 16 only where the caller passes workspaces in: TVM takes memory that a function
 # allocates itself, and only accesses in vectors of one width, for an array of these, and then fails on cp.async.
@@ -79,9 +80,10 @@ def align_operands(
         before   for i, j, k:  C[i, j] += A[i, k] * B[k, j]            # rows of 4095 elements of 2 bytes
         after    for tile, bound to blockIdx.x:  for thread < 256, bound to threadIdx.x:
                    for round < 4:                                       # written out; threads side by side in each
-                     for element < 4:  A_local[element] = A[i, k + element] if inside, else 0
-                     A_pad[i, k : k + 4] = A_local[...]                 # 8 bytes; rows of 4096 elements
-                   for round < 4:  B_pad = B, alike
+                     for element < 4:  A_local[round, element] = A[i, k + element] if inside, else 0
+                   for round < 4:
+                     A_pad[i, k : k + 4] = A_local[round, ...]          # 8 bytes; rows of 4096 elements
+                   B_pad = B, alike
                  for i, j, k:  C[i, j] += A_pad[i, k] * B_pad[k, j]
 
     Rows of 4088 elements are loaded in vectors, too, of the widest that begin at multiples of their size, 16 bytes
@@ -255,10 +257,12 @@ def _spread(sch: Schedule, copy: SBlockRV, width: int, grid: Sequence[int]) -> L
 
 
 def _load_before_storing(sch: Schedule, producer: SBlockRV, copy: SBlockRV, width: int) -> None:
-    """Let each vector be loaded, in vectors of ``width``, right before it is stored; rounds are written out."""
+    """Let all rounds be loaded, in vectors of ``width``, before the first is stored; they are written out."""
     *_, step, _ = sch.get_loops(copy)
     sch.compute_at(producer, step, preserve_unit_loops=True)
     loads, vector = sch.split(sch.get_loops(producer)[-1], [None, width])
     sch.vectorize(vector)
+    if (rounds := loop_extent(sch, step)) > 1:
+        pipeline_loop(sch, step, rounds, async_copy=False)  # the compiler moves no load over a store's condition
     for loop in (loads, step):
         sch.unroll(loop)
