@@ -16,7 +16,8 @@ Variants:
 - rows (the default): as above; results are stored row by row through shared memory. Where tiles are too few to fill the
   GPU, a long reduction is cut in parts, each summed by blocks of its own and added up by a second kernel.
 - fitted: for shapes off the squares: as many parts as the cost model finds, copies that fill with zeros beyond ragged
-  edges by themselves, without a branch, all of them requested before the first wait; tiles of any width by the eight.
+  edges by themselves, without a branch, all of them requested before the first wait; tiles of any width by the eight;
+  kernels that are launched while the one before them still runs.
 - boxes: as fitted, but operands are brought by the tensor memory accelerator, box by box, by one thread's instructions
   (step 11's idea as a schedule function), in a warp of its own where registers are left (step 12's): rows that begin
   inside of sectors cost less, a kernel's start costs more.
@@ -58,7 +59,7 @@ from tensorir_ladder.schedules.isa import (
     WIDEST,
 )
 from tensorir_ladder.schedules.left_over import left_by_boxes, left_by_warpgroups
-from tensorir_ladder.schedules.loops import bind_grid, pad_to_tile, raster_blocks
+from tensorir_ladder.schedules.loops import bind_grid, launch_early, pad_to_tile, raster_blocks
 from tensorir_ladder.schedules.memory import (
     align_operands,
     initialize_before,
@@ -123,6 +124,8 @@ def schedule(problem: Matmul, config: Config, *, tensorize: bool = True) -> Sche
         rounds = longest_rounds(sch, copies)
         fill_with_zeros(sch, rounds)
         fill_before_waiting(sch, rounds, plan)
+    if config.variant in ("fitted", "boxes"):
+        launch_early(sch)
     if tensorize:
         multiply_by_wgmma(sch, loops, instruction)
     return sch

@@ -32,7 +32,8 @@ Variants, compared by name:
   element by element, where that is sooner done than a copy of it in front; and results with such rows are collected
   in shared memory, so that neighbours are stored side by side. Tiles of a B stored [n, k] are transposed on their way:
   threads then read along columns, and not four steps ahead along k, for which they lack registers. Threads have 8x8
-  outputs at most, and registers for no more, so that as many blocks are resident as without such copies.
+  outputs at most, and registers for no more, so that as many blocks are resident as without such copies. From sm_90 on
+  kernels are launched while the one before them still runs.
 
 What to expect: the first of these kernels that is held back by multiply-adds rather than by their operands; most in
 large products. Small ones gain by slices. Operands are float32; 16-bit ones are for tensor cores, in step 8.
@@ -52,8 +53,10 @@ from tensorir_ladder.schedules.loops import (
     add_slices,
     bind_grid,
     bind_warps,
+    can_launch_early,
     interleave_lanes,
     keep_resident,
+    launch_early,
     pad_to_tile,
     raster_blocks,
     sum_slices,
@@ -115,6 +118,8 @@ def schedule(problem: Matmul, config: Config) -> Schedule:
     reads_ahead = tile.steps_ahead > 0 and variant != "in_turn" and pipeline_reads(sch, loops.k_inner, stages)
     unroll_loop(sch, loops.k_inner)
     pipeline_loop(sch, loops.k_outer, stages, stages > 1, one_barrier=stages > 1, fill_ahead=reads_ahead)
+    if variant == "fitted" and can_launch_early(config.machine.target):
+        launch_early(sch)
     return sch
 
 

@@ -30,11 +30,11 @@ MOST_STEPS = 256  # of the reduction
 SIDES = (((64, 64), (1, 1)), ((128, 64), (2, 1)), ((64, 128), (1, 2)), ((128, 128), (2, 1)))  # with warpgroups
 # Microseconds: of a launch; of a turn of loads, which blocks that a multiprocessor holds at once take together, and of
 # each panel behind a row's first; of a box of results; of a megabyte that all blocks load.
-LAUNCH, TURN, PANEL_TURN, BOX, LOADED = 1.405, 0.98, 0.175, 0.44, 0.095
+LAUNCH, TURN, PANEL_TURN, BOX, LOADED = 1.124, 0.609, 0.397, 0.609, 0.087
 # And beside the estimates of other kernels: of a launch that copies rows; of a megabyte of them, of less of which its
 # square root counts, since little is not waited for by the byte; and so of results that are stored row by row. These
-# were fitted to 44 drawn products on an H200, those above to 85 others, each by every tile and by five other kernels:
-# single times are 6 and 7 % off; what they choose was 0.986 of the fastest.
+# were fitted to 44 drawn products on an H200, those above to 85 others, by up to four tiles each, beside five other
+# kernels: single times are 6 and 5 % off; what they choose was 0.982 of the fastest.
 COPY_LAUNCH, COPIED, BY_ROWS = 1.37, 0.45, 0.70
 
 

@@ -19,7 +19,6 @@ import tvm
 from tvm import tirx
 from tvm.ir import Call, Expr, PrimType, Var
 
-from tensorir_ladder.kernels.codegen import overlap
 from tensorir_ladder.kernels.codegen.arithmetic import evaluate
 from tensorir_ladder.kernels.codegen.launch_plan import (
     COPIED,
@@ -35,6 +34,7 @@ from tensorir_ladder.kernels.codegen.launch_plan import (
     UnsupportedLaunch,
 )
 from tensorir_ladder.kernels.codegen.lowering import Generated
+from tensorir_ladder.schedules.loops.early_launch import FLAG
 
 SHARED_BYTES = "tirx.use_dyn_shared_memory"
 EXTENTS = {kind: tuple(f"{kind}.{axis}" for axis in "xyz") for kind in ("blockIdx", "threadIdx", "clusterCtaIdx")}
@@ -197,7 +197,7 @@ class _Reading:
 
     def _launch(self, call: Call) -> LaunchPlan:
         # The flag of launches that overlap has no value; whoever launches decides by the kernel's text.
-        tags = [tag for tag in map(str, call.attrs.launch_params) if tag != overlap.FLAG]
+        tags = [tag for tag in map(str, call.attrs.launch_params) if tag != FLAG]
         if unknown := set(tags) - KNOWN:
             raise UnsupportedLaunch(
                 "a launch with unknown attributes", value=", ".join(sorted(unknown)), remedy="teach host_code.py these"

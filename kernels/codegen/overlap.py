@@ -11,39 +11,23 @@ from __future__ import annotations
 import functools
 
 import tvm
-import tvm_ffi
-from tvm import ir, tirx
+from tvm import tirx
 from tvm.tirx import compilation_pipeline
 
+from tensorir_ladder.schedules.loops.early_launch import flag_kernel, flag_launches
+from tensorir_ladder.schedules.loops.residency import KERNEL
+
 PIPELINE = "tirx_overlapping"
-FLAG = "tirx.use_programtic_dependent_launch"  # sic
-LAUNCH_PARAMS = "tirx.kernel_launch_params"
-LAUNCH = ir.Op.get("tirx.call_ffi_kernel")
-
-
-def flagged(tags: list[str]) -> list[str]:
-    """Launch tags with the flag, which takes no value; shared memory stays last."""
-    return [*tags[:-1], FLAG, tags[-1]]
 
 
 @tvm.transform.module_pass(opt_level=0, name="FlagOverlap")
 def flag_overlap(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
     """Flag every launch of a lowered module, in the kernels' attributes and where the host launches them."""
-    changed = {}
-    for name, function in mod.functions_items():
-        tags = function.attrs.get(LAUNCH_PARAMS)
-        if tags is not None:
-            changed[name] = function.with_attr(LAUNCH_PARAMS, flagged(list(tags)))
-        else:
-            changed[name] = tvm_ffi.structural_map(function, (ir.Call, _flag_launch))
+    changed = {
+        name: flag_kernel(function) if KERNEL in (function.attrs or {}) else flag_launches(function)
+        for name, function in mod.functions_items()
+    }
     return tvm.IRModule(changed, attrs=mod.attrs)
-
-
-def _flag_launch(call: ir.Call) -> ir.Expr:
-    if not call.op.same_as(LAUNCH):
-        return call
-    tags = flagged([str(tag) for tag in call.attrs.launch_params])
-    return tirx.op.call_ffi_kernel(*call.args, launch_params=tags, ret_ty=call.ty)
 
 
 @functools.cache

@@ -1,3 +1,5 @@
+from .early_launch import can_launch_early as can_launch_early
+from .early_launch import launch_early as launch_early
 from .layout import contraction_loops as contraction_loops
 from .layout import flatten_contraction as flatten_contraction
 from .layout import pad_to_tile as pad_to_tile

@@ -10,6 +10,7 @@ from tvm.target import Target
 
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.inspection import SHARED_SCOPES, UNROLL_RING
+from tensorir_ladder.schedules.loops.early_launch import lower_early_launches, mark_early
 from tensorir_ladder.schedules.loops.quotients import divide_without_carries, divide_without_signs
 from tensorir_ladder.schedules.loops.residency import lower_residency
 from tensorir_ladder.schedules.loops.serpentine import lower_serpentines
@@ -70,8 +71,9 @@ def tir_pipeline() -> tuple[Pass, Pass, Pass]:
         *map(on_functions, (lower_residency, lower_first_fills, lower_zero_fills, lower_serpentines)),
         lower_own_warps,
         unroll_rings(),
+        lower_early_launches,
     ]
-    return Sequential([*before, lower, *after]), finalize_host, finalize_device
+    return Sequential([on_functions(mark_early), *before, lower, *after]), finalize_host, finalize_device
 
 
 def _compact() -> list[Pass]:

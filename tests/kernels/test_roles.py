@@ -17,7 +17,6 @@ from tensorir_ladder.harness.build import compile_module, compiled, lower, lower
 from tensorir_ladder.harness.emulation import EmulatorBackend
 from tensorir_ladder.harness.execution import GpuBackend
 from tensorir_ladder.harness.verify import verify
-from tensorir_ladder.kernels.codegen import overlap
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, Cubin
 from tensorir_ladder.kernels.fused_epilogue import Epilogue
 from tensorir_ladder.kernels.persistent import persistent
@@ -33,6 +32,8 @@ from tensorir_ladder.kernels.tma import Multicast
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
 from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalTile, IllegalWorkload
 from tensorir_ladder.schedules.isa import WARPGROUP
+from tensorir_ladder.schedules.loops.early_launch import FLAG
+from tensorir_ladder.schedules.loops.residency import KERNEL
 from tensorir_ladder.schedules.workloads import Matmul
 
 TILES = ["128x256x64/2x1", "128x128x64/2x1", "64x128x64/1x1", "64x64x64/1x1", "128x64x64/2x1", "256x128x64/2x1"]
@@ -280,8 +281,8 @@ def test_multicast_loads_half_of_b_each() -> None:
 def test_overlapped_kernels_are_launched_with_the_flag_and_wait() -> None:
     kernel = roles(13, (256, 256, 512), "64x64x64/1x1", "overlapped")
     (function,) = (function for _, function in kernel.device.functions_items())
-    tags = [str(tag) for tag in function.attrs[overlap.LAUNCH_PARAMS]]
-    assert tags[-2:] == [overlap.FLAG, "tirx.use_dyn_shared_memory"]
+    tags = [str(tag) for tag in function.attrs[KERNEL]]
+    assert tags[-2:] == [FLAG, "tirx.use_dyn_shared_memory"]
     assert "griddepcontrol" in kernel.body
     program = compile_module(kernel.mod, kernel.machine, lambda _: b"", {}, kernel.tir_pipeline)
     assert program.mod.imports[0].inspect_source() == kernel.cuda

@@ -20,7 +20,6 @@ from tensorir_ladder.harness.build import compiled, lower
 from tensorir_ladder.harness.emulation import EmulatorBackend
 from tensorir_ladder.harness.execution import GpuBackend, numpy_dtype
 from tensorir_ladder.harness.verify import verify
-from tensorir_ladder.kernels.codegen import overlap
 from tensorir_ladder.kernels.codegen.host_code import launch_plan
 from tensorir_ladder.kernels.codegen.launch_plan import Rows, TensorMap
 from tensorir_ladder.kernels.codegen.lowering import generate
@@ -34,6 +33,7 @@ from tensorir_ladder.kernels.tiles import HopperTile, RoleTile, SwappedTile, mos
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct
 from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalTile, IllegalWorkload
+from tensorir_ladder.schedules.loops.early_launch import FLAG
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.step import Config
 
@@ -229,7 +229,7 @@ def test_it_can_be_launched_early() -> None:
         made = swapped(Matmul(16, 64, 512, "float16"), SwappedTile.parse(tile), 3, overlapped=True)
         assert made.attrs["overlaps_launches"]
         assert "griddepcontrol" in str(made)
-    assert overlap.FLAG not in str(roles(12, (16, 64, 512), "16x64x64/1x1/2").device)
+    assert FLAG not in str(roles(12, (16, 64, 512), "16x64x64/1x1/2").device)
 
 
 # Widths
