@@ -239,7 +239,7 @@ def test_what_was_timed_is_kept_where_the_fit_fails(
 RESULTS = load_shapes()
 
 
-SEEDS = 2062, 2063  # that schedules, and the call, were judged by
+SEEDS = 2063, 2064  # that the call was judged by, and the call of any size with the schedules
 
 
 def in_clusters(config: str) -> bool:
@@ -273,7 +273,7 @@ def test_times_of_the_call_are_taken_from_records_of_drawn_shapes() -> None:
         text = name if tile is None else f"{all_tiles().tile(tile, problem.n)},"
         assert us == [time for config, time in pairs if text in config][-1]
     assert not found.keys() & {Matmul(*each.shape, "float16", each.layout) for each in records if ";" in each.config}
-    assert len(schedules) == 400
+    assert len(schedules) == 380
     assert not found.keys() & schedules
     one = plain[0]
     menu = {str(each): 2.0 for each in ALL[:2]}
