@@ -21,6 +21,7 @@ from tensorir_ladder.harness.any_rows import launched_with_rows, takes_any_rows
 from tensorir_ladder.harness.machines import Machine
 from tensorir_ladder.harness.records import CodeFacts, Resources
 from tensorir_ladder.kernels.codegen import overlap
+from tensorir_ladder.kernels.codegen.host_code import WAITS_FOR_PREVIOUS
 from tensorir_ladder.kernels.codegen.lowering import cuda_compiler, generate
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, Cubin, compile_cubin
 from tensorir_ladder.kernels.roles import OVERLAPS
@@ -212,6 +213,11 @@ class Lowered:
         if not self.explicit:
             return required_tir_pipeline(self.mod)
         return overlap.register() if (self.source.attrs or {}).get(OVERLAPS) else "tirx"
+
+    @property
+    def launched_early(self) -> bool:
+        """True where its kernels wait by themselves for the one before them, which may still run when they begin."""
+        return WAITS_FOR_PREVIOUS in self.cuda
 
     @property
     def pass_config(self) -> dict[str, bool]:

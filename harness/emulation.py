@@ -10,7 +10,7 @@ import numpy as np
 from tensorir_ladder.emulator import EmulatedProgram
 from tensorir_ladder.harness.build import Lowered
 from tensorir_ladder.harness.execution import NumpyArrays, numpy_dtype
-from tensorir_ladder.kernels.codegen.host_code import WAITS_FOR_PREVIOUS, read_launches
+from tensorir_ladder.kernels.codegen.host_code import read_launches
 from tensorir_ladder.schedules.memory.workspaces import pass_workspaces
 
 
@@ -45,6 +45,6 @@ def emulated(lowered: Lowered, operands: Sequence[str] | None = None) -> Emulate
     memory = tuple((tuple(map(int, kept.shape)), numpy_dtype(str(kept.dtype))) for kept in lowered.workspaces)
     if operands is None:
         operands = names[: len(names) - len(memory) - 1]  # what a function is given last is its result
-    overlaps, resident = WAITS_FOR_PREVIOUS in lowered.cuda, lowered.machine.multiprocessors
+    overlaps, resident = lowered.launched_early, lowered.machine.multiprocessors
     launches = tuple(replace(launch, overlaps=overlaps) for launch in read_launches(lowered.host))
     return EmulatedProgram(lowered.label, lowered.cuda, launches, names, memory, resident, tuple(operands))

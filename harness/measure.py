@@ -193,7 +193,7 @@ class Measurer:
             **case.named,
             default_stages=case.stages_built == replace(case, stages=usual.stages).stages_built,
             default_variant=case.usual,
-            early_launch=case.form.early_launch,
+            early_launch=kernel.launched_early,
             **asdict(case.problem),
             math=case.math,
             tile_choice=case.tile_choice,

@@ -558,8 +558,9 @@ class TileSet:
     Without measuring, :func:`schedules.cost.choose` takes one of ``choices`` by ``cost`` (by default
     :func:`schedules.cost.block_tile_cost`), or the ``default``; ``parts`` are those that a split reduction has by a
     variant that splits (by default :func:`schedules.cost.parts_for`), and ``left_over`` what is measured beside its
-    cost (:mod:`schedules.left_over`). ``best`` are those that ``--tile best`` measures,
-    and ``tuning`` those that ``tune`` does, in likely order.
+    cost (:mod:`schedules.left_over`). ``launched_early``: kernels of these tiles are
+    (:func:`schedules.loops.launch_early`), as those were not whose times the models have. ``best`` are those that
+    ``--tile best`` measures, and ``tuning`` those that ``tune`` does, in likely order.
     """
 
     default: Choice
@@ -569,6 +570,7 @@ class TileSet:
     cost: Callable[..., float] | None = None
     parts: Callable[..., int] | None = None
     left_over: Callable[..., float] | None = None
+    launched_early: bool = False
 
     @classmethod
     def of(
@@ -578,10 +580,12 @@ class TileSet:
         cost: Callable[..., float] | None = None,
         parts: Callable[..., int] | None = None,
         left_over: Callable[..., float] | None = None,
+        launched_early: bool = False,
     ) -> Self:
         """Make a set of ``choices``, the first of which is the default; ``more`` are for tuning only."""
         best = tuple(dict.fromkeys(choice.tile for choice in choices))
-        return cls(choices[0], choices, best, tuple(dict.fromkeys((*best, *more))), cost, parts, left_over)
+        tuning = tuple(dict.fromkeys((*best, *more)))
+        return cls(choices[0], choices, best, tuning, cost, parts, left_over, launched_early)
 
     @property
     def kind(self) -> type[BlockTile]:

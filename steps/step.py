@@ -43,8 +43,7 @@ class Variant:
     loop has stages. ``fewest_stages``: it works with no fewer, of a reduction that has as many k tiles. ``tuned``:
     tuning may take it in the default's place, since it computes the same in the same order. ``debug``: a build that
     says what went wrong, which nobody measures unless asked to. ``splits_k``: it cuts a long reduction in parts.
-    ``early_launch``: it is launched while the kernel before it in the stream still runs, so that chained launches take
-    less time than those of kernels that are not. ``tiles`` are those that it chooses among, where the step's are not.
+    ``tiles`` are those that it chooses among, where the step's are not.
     ``fits(problem, config)``: it may be taken in the default's place, and does something else than the default there.
     What models of its time ask: ``one_barrier`` per k tile; ``unrolled_ring``, so that stage numbers are constants;
     ``unroll``, how many steps of a k tile are written out (None: all); ``modelled``: the depth model covers its loop.
@@ -58,7 +57,6 @@ class Variant:
     pipelined: bool = True
     fewest_stages: int = 1
     tuned: bool = False
-    early_launch: bool = False
     debug: bool = False
     splits_k: bool = False
     tiles: TileSet | None = None

@@ -219,6 +219,7 @@ FITTED = TileSet.of(
     cost=wgmma_cycles,
     parts=wgmma_parts,
     left_over=left_by_warpgroups,
+    launched_early=True,
 )
 # By boxes any width by the eight is as good as another: of the instruction's columns, along n or, operands swapped,
 # along m. With the longest ring that an H100 holds, and one of which two blocks may share a multiprocessor.
@@ -238,7 +239,9 @@ def any_width() -> Iterator[Choice]:
                 yield from (Choice(tile, stages) for stages in {longest, SHORT_RING})
 
 
-BOXES = TileSet.of(TILES.default, *any_width(), cost=box_cycles, parts=box_parts, left_over=left_by_boxes)
+BOXES = TileSet.of(
+    TILES.default, *any_width(), cost=box_cycles, parts=box_parts, left_over=left_by_boxes, launched_early=True
+)
 STEP = Step(
     number=10,
     topic="wgmma",

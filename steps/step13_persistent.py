@@ -76,13 +76,7 @@ STEP = Step(
     pipelined=True,
     refuses=untaken,
     variants=tuple(
-        Variant(
-            name,
-            dtypes=HALVES,
-            fewest_stages=FEWEST_STAGES,
-            early_launch=name == "overlapped",
-            debug=name == "bounded",
-        )
+        Variant(name, dtypes=HALVES, fewest_stages=FEWEST_STAGES, debug=name == "bounded")
         for name in ("stream", "overlapped", "whole", "multicast", "bounded")
     ),
 )

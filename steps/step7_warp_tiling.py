@@ -224,6 +224,7 @@ FITTED = TileSet.of(
     cost=warp_cycles,
     parts=warp_parts,
     left_over=left_by_warps,
+    launched_early=True,
 )
 STEP = Step(
     number=7,

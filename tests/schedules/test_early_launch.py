@@ -62,6 +62,7 @@ def begins(text: str) -> list[str]:
 @pytest.mark.parametrize(("step", "variant", "shape", "tile", "kernels"), SEVERAL)
 def test_each_kernel_waits_first_and_is_launched_with_the_flag(step, variant, shape, tile, kernels) -> None:
     kernel = several(step, variant, shape, tile, kernels)
+    assert kernel.launched_early
     assert begins(kernel.cuda) == [WAITS] * kernels
     tags = launches(kernel.host)
     assert len(tags) == kernels
@@ -93,6 +94,7 @@ def test_older_targets_cannot(arch: str, early: bool) -> None:
 def test_older_machines_launch_one_behind_the_other() -> None:
     kernel = lower(make_case(7, (70, 67, 1031), "fitted", tile=BY_WARPS, stages=3, arch="sm_80"))
     assert kernel.launches > 1
+    assert not kernel.launched_early
     assert "griddepcontrol" not in kernel.cuda
     assert not any(FLAG in tags for tags in launches(kernel.host).values())
 
