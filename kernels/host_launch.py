@@ -32,7 +32,7 @@ from tensorir_ladder.kernels.codegen.launch_plan import (
 )
 from tensorir_ladder.kernels.codegen.lowering import brought, generate
 from tensorir_ladder.kernels.codegen.overlap import flag_overlap
-from tensorir_ladder.schedules.loops.early_launch import flagged
+from tensorir_ladder.schedules.loops import flagged
 from tensorir_ladder.schedules.rules import when
 
 TIR_PIPELINE = "tirx"

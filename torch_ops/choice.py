@@ -155,17 +155,20 @@ _MORE_ROLES = (
 ROLE_MENU = (*ROLE_CHOICES, *(tiles.Choice(RoleTile.parse(tile), stages) for tile, stages in _MORE_ROLES))
 WIDTHS = tuple(each for each in role_choices(by=8) if each.tile not in [one.tile for one in ROLE_MENU])
 LARGE = 128 * 128  # results of a tile that is worth sharing in pairs: smaller ones are step 12's
-PAIRS = tuple(
-    tiles.Choice(ClusterTile(each.tile.block, each.tile.warpgroups, cluster), each.stages)
-    for cluster in ((2, 1), (1, 2))
-    for each in role_choices(by=8)
-    if each.tile.block_m * each.tile.block_n >= LARGE
-)
-AT_ONCE = tuple(
-    tiles.Choice(ClusterTile(each.tile.block, each.tile.warpgroups, cluster), each.stages)
-    for cluster in ((2, 1), (1, 2))
-    for each in at_once_choices()
-)
+
+
+def _in_pairs(alone: Iterable[tiles.Choice]) -> tuple[tiles.Choice, ...]:
+    """Let blocks of tiles share loads in pairs: those below each other, then those beside each other."""
+    named = [(each.tile, each.stages) for each in alone]
+    return tuple(
+        tiles.Choice(ClusterTile(tile.block, tile.warpgroups, cluster), stages)
+        for cluster in ((2, 1), (1, 2))
+        for tile, stages in named
+    )
+
+
+PAIRS = _in_pairs(each for each in role_choices(by=8) if each.tile.block_m * each.tile.block_n >= LARGE)
+AT_ONCE = _in_pairs(at_once_choices())
 RING_MENU = (*RING_CHOICES, tiles.Choice(HopperTile.parse("128x192x64/2x1"), 5))
 
 

@@ -14,7 +14,7 @@ import tvm
 from tvm import tirx
 from tvm.tirx import compilation_pipeline
 
-from tensorir_ladder.schedules.loops.early_launch import flag_kernel, flag_launches
+from tensorir_ladder.schedules.loops import flag_kernel, flag_launches
 from tensorir_ladder.schedules.loops.residency import KERNEL
 
 PIPELINE = "tirx_overlapping"

@@ -1,4 +1,7 @@
 from .early_launch import can_launch_early as can_launch_early
+from .early_launch import flag_kernel as flag_kernel
+from .early_launch import flag_launches as flag_launches
+from .early_launch import flagged as flagged
 from .early_launch import launch_early as launch_early
 from .layout import contraction_loops as contraction_loops
 from .layout import flatten_contraction as flatten_contraction

@@ -264,6 +264,25 @@ def test_the_copying_kernel_reads_elements_and_stores_vectors(vector_bytes: int)
     assert len(re.findall(r"= A_ptr\[", copying)) == 2 * vector_bytes // 2
 
 
+@pytest.mark.parametrize("rounds", [1, 3, 4])
+def test_all_rounds_of_an_operand_are_loaded_before_the_first_is_stored(rounds: int) -> None:
+    sch = Schedule(Matmul(130, 190, 253, "float16", "nn").prim_func())
+    block = sch.get_sblock("matmul")
+    align_operands(sch, block, (64, 64, 64), rounds=rounds)
+    stage_contraction(sch, block, ThreadTile(block=(32, 32, 16), thread=(4, 4)))
+    copying = lower_schedule(sch, machine_for("sm_90a"), "copy").text_of("main_kernel")
+    stored = {}
+    for name in "AB":
+        loads = [found.start() for found in re.finditer(rf"= {name}_ptr\[", copying)] or [
+            found.start() for found in re.finditer(rf"= \*\(half\d\*\)\({name}_ptr", copying)
+        ]
+        stores = [found.start() for found in re.finditer(rf"\*\(half\d\*\)\({name}_pad_ptr", copying)]
+        assert loads
+        assert max(loads) < min(stores)
+        stored[name] = len(stores)
+    assert max(stored.values()) == rounds, "the largest operand's; the other's are as many or fewer"
+
+
 def test_an_unaligned_output_is_stored_row_by_row_too() -> None:
     rows, direct = (built((128, 91, 128), "nt", variant).body for variant in ("rows", "in_flight"))
     assert "round_ptr[" in rows

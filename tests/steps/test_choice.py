@@ -412,6 +412,17 @@ def test_parts_added_up_one_behind_the_other_are_fewer() -> None:
     assert few < many
 
 
+@pytest.mark.parametrize(
+    ("shape", "tiles", "parts"), [((622, 467, 5767), 20, 13), ((382, 1021, 6957), 24, 11), ((126, 2391, 4533), 19, 13)]
+)
+def test_a_reduction_has_as_many_parts_as_fill_the_gpu(shape: tuple[int, int, int], tiles: int, parts: int) -> None:
+    """Of 132 multiprocessors with room for two blocks each: one part more would begin another round."""
+    choice, problem = Choice(WarpTile(block=(128, 128, 16), warp=(32, 64), thread=(8, 8)), 3), Matmul(*shape)
+    assert cost.block_count(problem, choice.tile) == tiles
+    assert tiles * parts <= 2 * 132 < tiles * (parts + 1)
+    assert cost.warp_parts(problem, choice, machine_of()) == parts
+
+
 def test_widths_between_are_legal_and_the_cheapest_where_they_fill_the_gpu_once() -> None:
     machine, between = H200.for_choices(), step10_wgmma.BETWEEN
     listed = [each for each in step10_wgmma.FITTED.choices if each not in between]
