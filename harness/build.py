@@ -331,8 +331,13 @@ class Lowered:
 
     @property
     def pipeline(self) -> dict[str, list[Any]]:
-        """The lists annotated on the pipelined loop, and its statements' names; empty without a pipeline."""
-        for loop in annotated_loops(self.mod, STAGE):
+        """The lists annotated on the pipelined loop, and its statements' names; empty without a pipeline.
+
+        Of several, on the one that fills shared memory: copies in front have one, too, through registers.
+        """
+        loops = list(annotated_loops(self.mod, STAGE))
+        filling = [loop for loop in loops if any(statement.fills_shared for statement in statements_of(loop))]
+        for loop in (filling or loops)[:1]:
             lists = {key: loop.annotations.get(key) for key in (STAGE, ORDER, ASYNC)}
             found = {key: [int(value) for value in values] for key, values in lists.items() if values is not None}
             return {"statements": [str(statement.name) for statement in statements_of(loop)], **found}
