@@ -333,11 +333,11 @@ class Lowered:
     def pipeline(self) -> dict[str, list[Any]]:
         """The lists annotated on the pipelined loop, and its statements' names; empty without a pipeline.
 
-        Of several, on the one that fills shared memory: copies in front have one, too, through registers.
+        That of copies to device memory, which a kernel in front makes, does not count.
         """
-        loops = list(annotated_loops(self.mod, STAGE))
-        filling = [loop for loop in loops if any(statement.fills_shared for statement in statements_of(loop))]
-        for loop in (filling or loops)[:1]:
+        for loop in annotated_loops(self.mod, STAGE):
+            if any(region.source.scope() == "global" for each in statements_of(loop) for region in each.writes):
+                continue
             lists = {key: loop.annotations.get(key) for key in (STAGE, ORDER, ASYNC)}
             found = {key: [int(value) for value in values] for key, values in lists.items() if values is not None}
             return {"statements": [str(statement.name) for statement in statements_of(loop)], **found}

@@ -300,9 +300,10 @@ class Sharing(NamedTuple):
 
     @classmethod
     def of(cls, product: WarpgroupProduct, tile: HopperTile) -> Sharing:
-        """Take the fewest threads that have FEW pieces each, or else the most; IllegalTile where there are none.
+        """Take the fewest threads that have at most FEW pieces each, or else the most that have all at once.
 
-        Each then has the registers that its pieces take, and one of its instructions.
+        Where none do, the most. Each has the registers that its pieces take, and its sums. Raises IllegalTile where no
+        number of threads has equal shares.
         """
         sides = [(panels.rows, _width(panels)) for panels in (product.a, product.b)]
         found = [
@@ -337,8 +338,8 @@ def resident(tile: HopperTile, sharing: Sharing) -> int:
 
 
 def _registers(tile: HopperTile, sharing: Sharing) -> int:
-    """Return how many registers each thread has at least, for its pieces and for an instruction of a tile."""
-    return max(sharing.registers, tile.group_n // 2 + INSTRUCTION_REGISTERS)
+    """Return how many registers each thread has at least, for its pieces and for a warpgroup's sums."""
+    return max(sharing.registers, tile.group_m * tile.group_n // WARPGROUP + INSTRUCTION_REGISTERS)
 
 
 def _width(panels: Panels) -> int:

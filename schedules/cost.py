@@ -38,6 +38,7 @@ from tensorir_ladder.schedules.isa import (
     WARPGROUP,
     WGMMA_ROWS,
 )
+from tensorir_ladder.schedules.loops.early_launch import can_launch_early
 from tensorir_ladder.schedules.tiles import SHORT_RING, BlockTile, Choice, ThreadTile, TileSet, WarpgroupTile, WarpTile
 from tensorir_ladder.schedules.workloads import Matmul
 
@@ -225,7 +226,7 @@ CLUSTERS = ((1, 1), (2, 1), (1, 2), (4, 1), (1, 4), (2, 2), (4, 2), (2, 4))
 CLUSTERED = 0.91
 GATHERING = 489  # cycles until a cluster's blocks find room together, in rounds behind the first, beside other blocks
 STORING = 0.55  # of storing, what other resident blocks do not hide
-EARLY_CYCLES = 418  # that a kernel takes less when it is launched early: 0.22 us
+EARLY_CYCLES = 418  # that a kernel takes less when it is launched early: 0.22 us, as float32 products did
 PARTS = (*range(1, 17), *range(18, 33, 2))
 CORRECTED = 20  # choices that a formula puts first, whose cycles are corrected by what it leaves
 ALIKE = 32  # rows and columns by which tiles differ that are not nearly the same
@@ -281,7 +282,8 @@ def choice_cost(tiles: TileSet, choice: Choice, problem: Matmul, machine: Machin
     """Return what a product costs by a tile and stages of a set; see :func:`choose` for ``split``."""
     cycles, parts = _by_formula(tiles, choice, problem, machine, split)
     left = tiles.left_over(choice, problem, machine, parts, cycles) if tiles.left_over else 1.0
-    return cycles * left - (EARLY_CYCLES if tiles.launched_early else 0.0)
+    early = tiles.launched_early and can_launch_early(machine.target)
+    return cycles * left - (EARLY_CYCLES if early else 0.0)
 
 
 def _by_formula(tiles: TileSet, choice: Choice, problem: Matmul, machine: Machine, split: bool) -> tuple[float, int]:

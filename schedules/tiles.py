@@ -558,8 +558,8 @@ class TileSet:
     Without measuring, :func:`schedules.cost.choose` takes one of ``choices`` by ``cost`` (by default
     :func:`schedules.cost.block_tile_cost`), or the ``default``; ``parts`` are those that a split reduction has by a
     variant that splits (by default :func:`schedules.cost.parts_for`), and ``left_over`` what is measured beside its
-    cost (:mod:`schedules.left_over`). ``launched_early``: kernels of these tiles are
-    (:func:`schedules.loops.launch_early`), as those were not whose times the models have. ``best`` are those that
+    cost (:mod:`schedules.left_over`). ``launched_early``: from sm_90 on these kernels are launched early
+    (:func:`schedules.loops.launch_early`), and those whose times the models have were not. ``best`` are those that
     ``--tile best`` measures, and ``tuning`` those that ``tune`` does, in likely order.
     """
 

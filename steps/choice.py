@@ -34,6 +34,7 @@ def choose_step(problem: Matmul, machine: Machine) -> tuple[Step, Config]:
             fits = form.fits(problem, made)
             others = [made] if fits else [config, replace(made, variant=config.variant)]
             tiles, split = step.tiles_of(form.name), fits and form.splits_k
+            tiles = tiles if fits else replace(tiles, launched_early=False)  # the default is not
             costs = [choice_cost(tiles, Choice(c.tile, c.stages), problem, machine, split=split) for c in others]
             priced += zip(costs, others)
     return step, min(priced[1:] or priced, key=lambda each: each[0])[1]

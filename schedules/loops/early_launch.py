@@ -26,6 +26,7 @@ from tvm.s_tir import Schedule
 from tvm.script import tirx as T
 from tvm.target import Target
 
+from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.loops.residency import KERNEL
 from tensorir_ladder.schedules.passes import needs_of, require_pipeline
 
@@ -38,7 +39,7 @@ LAUNCH = ir.Op.get("tirx.call_ffi_kernel")
 
 def can_launch_early(target: Target) -> bool:
     """Tell whether a target's kernels can wait for each other by themselves: sm_90 and newer."""
-    arch = re.fullmatch(r"sm_(\d+)a?", str(target.attrs.get("arch", "")))
+    arch = re.fullmatch(r"sm_(\d+)[af]?", str(target.attrs.get("arch", "")))
     return arch is not None and int(arch.group(1)) >= FIRST_ARCH
 
 
@@ -53,9 +54,9 @@ def launch_early(sch: Schedule) -> None:
                  product<<<..., early>>>(A_pad, B, C)     # wait until copies has ended, and can be read; ...
 
     Each block waits before anything else, so that no kernel reads or writes what another still has to; kernels behind
-    are ordered by the same wait. Changes nothing before the function is lowered (:func:`lower_early_launches`), for
-    sm_90 and newer: ask :func:`can_launch_early`. Lowered ahead (:func:`schedules.pipeline.lowering.lower_ahead`) its
-    launches are ordinary ones, and so are its kernels.
+    are ordered by the same wait. Changes nothing before the function is lowered (:func:`lower_early_launches`), which
+    raises IllegalSchedule for a target older than sm_90: ask :func:`can_launch_early`. Lowered ahead
+    (:func:`schedules.pipeline.lowering.lower_ahead`) its launches are ordinary ones, and so are its kernels.
     """
     require_pipeline(sch, EARLY)
 
@@ -67,17 +68,32 @@ def mark_early(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 @tvm.transform.module_pass(opt_level=0, name="LowerEarlyLaunches")
 def lower_early_launches(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-    """Let kernels of the functions that :func:`mark_early` marked wait by themselves, and flag their launches."""
+    """Let kernels of the functions that :func:`mark_early` marked wait by themselves, and flag their launches.
+
+    Raises IllegalSchedule for a target that cannot.
+    """
     hosts = {name for name, function in mod.functions_items() if BEGINS_EARLY in (function.attrs or {})}
     early = {str(call.args[0].value) for name in hosts for call in _launches(mod[name])}
     changed = {}
     for name, function in mod.functions_items():
         if name.name_hint in early:
+            _check_target(function)
             wait = tirx.Evaluate(T.ptx.griddepcontrol.wait())
             changed[name] = flag_kernel(function.with_body(tirx.SeqStmt([wait, function.body])))
         else:
             changed[name] = flag_launches(function.without_attr(BEGINS_EARLY)) if name in hosts else function
     return tvm.IRModule(changed, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _check_target(kernel: tirx.PrimFunc) -> None:
+    target = kernel.attrs["target"]
+    if not can_launch_early(target):
+        raise IllegalSchedule(
+            "kernels that are launched early wait by an instruction that the target lacks",
+            value=str(target.attrs.get("arch", target.kind.name)),
+            limit=f"sm_{FIRST_ARCH} and newer",
+            remedy="leave launch_early out where can_launch_early(target) is false",
+        )
 
 
 def flag_kernel(kernel: tirx.PrimFunc) -> tirx.PrimFunc:

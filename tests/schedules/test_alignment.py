@@ -306,6 +306,12 @@ def test_figures_are_those_of_the_kernel_with_the_contraction() -> None:
     assert alone.body.startswith('extern "C" __global__')
 
 
+def test_a_product_without_a_pipeline_has_none_where_copies_have() -> None:
+    kernel = lower(make_case(7, (130, 190, 253), "serpentine", stages=1))
+    assert kernel.launches == 2
+    assert kernel.pipeline == {}
+
+
 def test_workspaces_become_arguments_behind_the_others() -> None:
     sch = built((63, 65, 131), "nn").schedule
     passed = pass_workspaces(sch.mod)

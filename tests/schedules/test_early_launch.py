@@ -36,7 +36,11 @@ WAITS = "tvm_builtin_ptx_griddepcontrol_wait();"
 BY_WARPS = WarpTile(block=(32, 64, 16), warp=(32, 64), thread=(8, 8), slices=2)
 BY_WARPGROUPS = WarpgroupTile(block=(64, 64, 64), warpgroups=(1, 1))
 # Step, variant, a product of parts, whose kernel is behind, or also with operands copied in front, and so many kernels.
-SEVERAL = [(7, "fitted", (70, 67, 1031), BY_WARPS, 2), (10, "fitted", (70, 67, 2051), BY_WARPGROUPS, 3)]
+SEVERAL = [
+    (7, "fitted", (70, 67, 1031), BY_WARPS, 2),
+    (10, "fitted", (70, 67, 2051), BY_WARPGROUPS, 3),
+    (10, "boxes", (128, 128, 2048), BY_WARPGROUPS, 2),
+]
 
 
 def several(step: int, variant: str, shape: tuple[int, int, int], tile, kernels: int) -> Kernel:
@@ -86,7 +90,9 @@ def test_no_kernel_may_do_without_its_wait(step, variant, shape, tile, kernels) 
             verify(replace(kernel, cuda=text), EmulatorBackend(), seeds=(0,))
 
 
-@pytest.mark.parametrize(("arch", "early"), [("sm_80", False), ("sm_89", False), ("sm_90", True), ("sm_90a", True)])
+@pytest.mark.parametrize(
+    ("arch", "early"), [("sm_80", False), ("sm_89", False), ("sm_90", True), ("sm_90a", True), ("sm_100f", True)]
+)
 def test_older_targets_cannot(arch: str, early: bool) -> None:
     assert can_launch_early(Target({"kind": "cuda", "arch": arch})) is early
 
@@ -115,6 +121,11 @@ def test_other_functions_of_a_module_are_left_alone() -> None:
     assert made.cuda.count(f"  {WAITS}") == 1
     flags = [FLAG in tags for name in ("early", "usual") for tags in launches(made.host, name).values()]
     assert flags == [True, False]
+
+
+def test_it_is_refused_for_older_targets() -> None:
+    with pytest.raises(RuntimeError, match=r"launched early .*sm_80, limit sm_90 and newer"):
+        generate(staged(early=True).mod, machine_for("sm_80").target(), PIPELINE)
 
 
 def test_tvms_own_pipeline_refuses_it() -> None:

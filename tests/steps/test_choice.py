@@ -402,6 +402,12 @@ def test_few_columns_are_given_a_tile_that_leaves_few_of_its_own_empty() -> None
     assert covered <= 192
 
 
+def test_a_default_is_not_priced_as_if_it_were_launched_early() -> None:
+    """Whole tiles of step 10's default, which nothing launches early, beside boxes that are."""
+    step, config = choose_step(Matmul(576, 2368, 320, "float16"), machine_of())
+    assert (step.number, config.variant) == (10, "boxes")
+
+
 def test_parts_added_up_one_behind_the_other_are_fewer() -> None:
     """A reduction of few results: each part more is read later, whatever it holds."""
     problem = Matmul(64, 64, 64 * 256, "float16")
