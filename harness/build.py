@@ -333,14 +333,16 @@ class Lowered:
     def pipeline(self) -> dict[str, list[Any]]:
         """The lists annotated on the pipelined loop, and its statements' names; empty without a pipeline.
 
-        That of copies to device memory, which a kernel in front makes, does not count.
+        Not those of copies from device memory to device memory, which a kernel in front of a product's makes.
         """
         for loop in annotated_loops(self.mod, STAGE):
-            if any(region.source.scope() == "global" for each in statements_of(loop) for region in each.writes):
+            statements = statements_of(loop)
+            writes = {region.source.scope() for statement in statements for region in statement.writes}
+            if "global" in writes and not any(statement.fills_shared for statement in statements):
                 continue
             lists = {key: loop.annotations.get(key) for key in (STAGE, ORDER, ASYNC)}
             found = {key: [int(value) for value in values] for key, values in lists.items() if values is not None}
-            return {"statements": [str(statement.name) for statement in statements_of(loop)], **found}
+            return {"statements": [str(statement.name) for statement in statements], **found}
         return {}
 
     @property
