@@ -26,7 +26,7 @@ from tensorir_ladder.kernels.codegen.lowering import cuda_compiler, generate
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, Cubin, compile_cubin
 from tensorir_ladder.kernels.roles import OVERLAPS
 from tensorir_ladder.kernels.stamps import Stamps, roles_of
-from tensorir_ladder.schedules.cost import choose
+from tensorir_ladder.schedules.cost import Planned, choose
 from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalSchedule
 from tensorir_ladder.schedules.inspection import SHARED_SCOPES, UNROLL_RING, annotated_loops, statements_of
 from tensorir_ladder.schedules.loops.serpentine import required_ptxas_options
@@ -67,6 +67,7 @@ class Case:
     machine: Machine
     stages: int
     tile_choice: str = "default"
+    planned: Planned | None = None  # as of a Config
 
     @property
     def form(self) -> Variant:
@@ -97,7 +98,7 @@ class Case:
     @property
     def config(self) -> Config:
         """The configuration that the step is asked for."""
-        return Config(self.variant, self.tile, self.stages, self.machine.for_choices())
+        return Config(self.variant, self.tile, self.stages, self.machine.for_choices(), self.planned)
 
     @property
     def math(self) -> str:
@@ -166,6 +167,7 @@ class Case:
 
     def __str__(self) -> str:
         stages = f" {self.stages_built} stages" if self.stages_built > 1 else ""
+        stages += f", {self.planned}" if self.planned is not None else ""
         return f"{self.step.name}[{self.variant}] {self.problem.shape} {self.problem.dtype} {self.tile}{stages}"
 
 

@@ -281,7 +281,21 @@ def choose(tiles: TileSet, problem: Matmul, machine: Machine, *, split: bool = F
 def choice_cost(tiles: TileSet, choice: Choice, problem: Matmul, machine: Machine, *, split: bool = False) -> float:
     """Return what a product costs by a tile and stages of a set; see :func:`choose` for ``split``."""
     cycles, parts = _by_formula(tiles, choice, problem, machine, split)
-    left = tiles.left_over(choice, problem, machine, parts, cycles) if tiles.left_over else 1.0
+    planned = tiles.plan(choice, problem, machine, parts) if tiles.plan else Planned(parts)
+    return _corrected(tiles, choice, problem, machine, planned, cycles)
+
+
+def planned_cost(tiles: TileSet, choice: Choice, problem: Matmul, machine: Machine, planned: Planned) -> float:
+    """Return what a product costs by a tile and stages of a set when it is scheduled as ``planned``."""
+    cycles = planned_cycles(choice, problem, machine, planned)
+    return _corrected(tiles, choice, problem, machine, planned, cycles)
+
+
+def _corrected(
+    tiles: TileSet, choice: Choice, problem: Matmul, machine: Machine, planned: Planned, cycles: float
+) -> float:
+    """Return the formula's cycles with what it leaves, less what an early launch saves."""
+    left = tiles.left_over(choice, problem, machine, planned, cycles) if tiles.left_over else 1.0
     early = tiles.launched_early and can_launch_early(machine.target)
     return cycles * left - (EARLY_CYCLES if early else 0.0)
 
@@ -459,11 +473,59 @@ class Planned(NamedTuple):
     by a warp of its own or not.
     """
 
-    parts: int
-    copied: tuple[bool, bool]
+    parts: int = 1
+    copied: tuple[bool, bool] = (False, False)
     boxes: bool = False
     cluster: tuple[int, int] = (1, 1)
     own_warp: bool = False
+
+    def __str__(self) -> str:
+        said = [f"{self.parts} parts"] if self.parts > 1 else []
+        said += [f"{operand} copied first" for operand, first in zip("AB", self.copied) if first]
+        said += ["boxes by a warp of its own" if self.own_warp else "boxes"] if self.boxes else []
+        said += [f"clusters of {self.cluster[0]}x{self.cluster[1]}"] if self.cluster != (1, 1) else []
+        return ", ".join(said) or "in one part, nothing copied first"
+
+
+def plan_by_warps(choice: Choice, problem: Matmul, machine: Machine, parts: int) -> Planned:
+    """Return what a schedule by warps does in so many parts; a TileSet's ``plan``."""
+    return Planned(parts, copied_first(choice, problem, machine, parts))
+
+
+def plan_by_warpgroups(choice: Choice, problem: Matmul, machine: Machine, parts: int) -> Planned:
+    """Return the same of warpgroups whose threads bring operands."""
+    return Planned(parts, sectors_first(choice, problem, machine, parts))
+
+
+def plan_by_boxes(choice: Choice, problem: Matmul, machine: Machine, parts: int) -> Planned:
+    """Return the same of warpgroups whose operands TMA brings."""
+    copied, cluster = box_plan(choice, problem, machine, parts)
+    return Planned(parts, copied, True, cluster, has_own_warp(choice, problem, machine, parts))
+
+
+def ways_to_plan(choice: Choice, problem: Matmul, planned: Planned) -> list[Planned]:
+    """List all that a product's schedule by a tile can do in as many parts, by warps, warpgroups or boxes as planned.
+
+    Copies of operands first, clusters of blocks, and a warp of its own that brings boxes.
+    """
+    tile = choice.tile
+    if isinstance(tile, WarpTile):
+        return [planned._replace(copied=copied) for copied in _ways_to_copy_vectors(problem)]
+    if not planned.boxes:
+        ways = _ways_to_copy(problem, tile)
+        return [planned._replace(copied=_mended(problem, tile, copied)) for copied in ways]
+    return [
+        Planned(planned.parts, _mended(problem, tile, plan.copied, ROW_BYTES), True, plan.cluster, own)
+        for plan in _box_plans(problem, tile)
+        for own in ((False, True) if _warpgroups(choice).leaves_a_warp else (False,))
+    ]
+
+
+def parts_beside(choice: Choice, problem: Matmul, parts: int) -> list[int]:
+    """List the numbers of parts just below and just above, as far as a reduction has k tiles for the stages of each."""
+    most = max(1, -(-problem.k // choice.tile.block_k) // max(choice.stages, 2))
+    below, above = ([each for each in PARTS if each < parts], [each for each in PARTS if parts < each <= most])
+    return [*below[-1:], *above[:1]]
 
 
 def planned_cycles(choice: Choice, problem: Matmul, machine: Machine, planned: Planned) -> float:

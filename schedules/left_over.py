@@ -16,16 +16,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from tensorir_ladder.schedules.cost import (
-    Machine,
-    Planned,
-    block_count,
-    box_plan,
-    copied_first,
-    has_own_warp,
-    resident_blocks,
-    sectors_first,
-)
+from tensorir_ladder.schedules.cost import Machine, Planned, block_count, resident_blocks
 from tensorir_ladder.schedules.isa import PANEL, SECTOR_BYTES
 from tensorir_ladder.schedules.tiles import Choice, WarpgroupTile, WarpTile
 from tensorir_ladder.schedules.trees import Trees, read_trees
@@ -35,22 +26,13 @@ FOLDER = Path(__file__).parent / "grown"
 WARPS, WARPGROUPS = "warps", "warpgroups"  # files
 
 
-def left_by_warps(choice: Choice, problem: Matmul, machine: Machine, parts: int, cycles: float) -> float:
-    """Return how many times as long as its formula's ``cycles`` a product takes by a tile of warps."""
-    planned = Planned(parts, copied_first(choice, problem, machine, parts))
+def left_by_warps(choice: Choice, problem: Matmul, machine: Machine, planned: Planned, cycles: float) -> float:
+    """Return how many times as long as its formula's ``cycles`` a product takes by a tile of warps, as planned."""
     return _left(WARPS, choice, problem, machine, planned, cycles)
 
 
-def left_by_warpgroups(choice: Choice, problem: Matmul, machine: Machine, parts: int, cycles: float) -> float:
-    """Return the same of a tile of warpgroups, whose threads bring its operands."""
-    planned = Planned(parts, sectors_first(choice, problem, machine, parts))
-    return _left(WARPGROUPS, choice, problem, machine, planned, cycles)
-
-
-def left_by_boxes(choice: Choice, problem: Matmul, machine: Machine, parts: int, cycles: float) -> float:
-    """Return the same of a tile of warpgroups, whose operands TMA brings."""
-    copied, cluster = box_plan(choice, problem, machine, parts)
-    planned = Planned(parts, copied, True, cluster, has_own_warp(choice, problem, machine, parts))
+def left_by_warpgroups(choice: Choice, problem: Matmul, machine: Machine, planned: Planned, cycles: float) -> float:
+    """Return the same of a tile of warpgroups, whoever brings its operands."""
     return _left(WARPGROUPS, choice, problem, machine, planned, cycles)
 
 

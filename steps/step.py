@@ -12,8 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tensorir_ladder.schedules.errors import IllegalTile
-from tensorir_ladder.schedules.tiles import BlockTile, TileSet
+from tensorir_ladder.schedules.cost import Planned, parts_for, ways_to_plan
+from tensorir_ladder.schedules.errors import IllegalSchedule, IllegalTile
+from tensorir_ladder.schedules.tiles import BlockTile, Choice, TileSet
 from tensorir_ladder.schedules.workloads import DTYPES, Matmul
 
 if TYPE_CHECKING:
@@ -73,13 +74,15 @@ class Config:
     """A request to build a step: the variant's name, the tile, and the machine that it is for.
 
     ``stages`` are k tiles of both operands in shared memory, for the steps that pipeline (others ignore it): n stages
-    keep n − 1 tiles on their way, 1 is no pipeline.
+    keep n − 1 tiles on their way, 1 is no pipeline. ``planned``: in how many parts the reduction goes, which operands
+    are copied first, and so on, for variants that find that by the cost model where it is None (:meth:`Step.plan`).
     """
 
     variant: str
     tile: Any  # of the family that the step takes
     stages: int
     machine: Machine
+    planned: Planned | None = None
 
     def k_tiles(self, problem: Matmul) -> int:
         """Return how many k tiles a product has."""
@@ -193,6 +196,20 @@ class Step:
         """Return the tiles that a variant chooses among."""
         return self.variant(name).tiles or self.tiles
 
+    def plan(self, problem: Matmul, config: Config) -> Planned:
+        """Return what a schedule does beside its tile: what the configuration says, or else what should be fastest.
+
+        Raises TypeError for a variant that plans nothing.
+        """
+        form, tiles = self.variant(config.variant), self.tiles_of(config.variant)
+        if config.planned is not None:
+            return config.planned
+        if tiles.plan is None:
+            raise TypeError(f"{self.name}[{form.name}] plans nothing")
+        choice = Choice(config.tile, config.stages)
+        parts = (tiles.parts or parts_for)(problem, choice, config.machine) if form.splits_k else 1
+        return tiles.plan(choice, problem, config.machine, parts)
+
     def default_variant(self, async_copy: bool = True) -> str:
         """Return the variant that stands for the step, given whether the target has cp.async."""
         return self.variants[0].name if async_copy else self.without_async_copy or self.variants[0].name
@@ -206,12 +223,36 @@ class Step:
         """Raise for what its schedule or kernel cannot be asked for.
 
         UnknownStep for another step's variant, IllegalTile for another family's tile, IllegalWorkload for a product
-        that a schedule's tiles pad beyond 2³¹ elements.
+        that a schedule's tiles pad beyond 2³¹ elements, IllegalSchedule for what a variant cannot plan.
         """
         self.variant(config.variant)
         self.check_tile(config.tile)
         if not self.explicit:
             problem.check_padded(self.tile_built(config.tile).block)
+        if config.planned is not None:
+            self._check_planned(problem, config, config.planned)
+
+    def _check_planned(self, problem: Matmul, config: Config, planned: Planned) -> None:
+        form, plan = self.variant(config.variant), self.tiles_of(config.variant).plan
+        if plan is None:
+            raise IllegalSchedule(f"{self.name}[{form.name}] plans nothing", value=planned, remedy="leave planned out")
+        most = config.k_tiles(problem) if form.splits_k else 1
+        if not 1 <= planned.parts <= most:
+            raise IllegalSchedule(
+                f"{self.name}[{form.name}] does not sum a reduction of {config.k_tiles(problem)} k tiles in such parts",
+                value=planned.parts,
+                limit=f"1 to {most}",
+                remedy="give others, or leave planned out",
+            )
+        choice = Choice(config.tile, config.stages)
+        ways = ways_to_plan(choice, problem, plan(choice, problem, config.machine, planned.parts))
+        if planned not in ways:
+            raise IllegalSchedule(
+                f"{self.name}[{form.name}] {config.tile} cannot take {problem.shape} {problem.layout} so",
+                value=planned,
+                limit="; ".join(map(str, ways)),
+                remedy="give one of these, or leave planned out",
+            )
 
     def check_tile(self, tile: BlockTile) -> None:
         """Raise IllegalTile for a tile of another family than the step's."""

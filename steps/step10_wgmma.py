@@ -38,13 +38,11 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tensorir_ladder.schedules.cost import (
-    BoxPlan,
+    Planned,
     box_cycles,
     box_parts,
-    box_plan,
-    has_own_warp,
-    parts_for,
-    sectors_first,
+    plan_by_boxes,
+    plan_by_warpgroups,
     wgmma_cycles,
     wgmma_parts,
 )
@@ -58,7 +56,7 @@ from tensorir_ladder.schedules.isa import (
     WGMMA_WIDTHS,
     WIDEST,
 )
-from tensorir_ladder.schedules.left_over import left_by_boxes, left_by_warpgroups
+from tensorir_ladder.schedules.left_over import left_by_warpgroups
 from tensorir_ladder.schedules.loops import bind_grid, launch_early, pad_to_tile, raster_blocks
 from tensorir_ladder.schedules.memory import (
     align_operands,
@@ -89,22 +87,21 @@ from tensorir_ladder.steps.step import HALVES, Config, Step, Variant, checked
 def schedule(problem: Matmul, config: Config, *, tensorize: bool = True) -> Schedule:
     """Multiply by warpgroups, pipelined around wgmma; ``tensorize=False`` leaves the multiplication as loops."""
     sch = Schedule(problem.prim_func())
-    tile, parts = config.tile, parts_of(problem, config)
-    brought = box_plan_of(problem, config, parts)
-    block = align_and_split(sch, problem, config, parts, brought)
+    tile, planned = config.tile, STEP.plan(problem, config)
+    block = align_and_split(sch, tile, planned)
     instruction = instruction_for(sch, block, tile)
     *part, _, _, reduction = sch.get_loops(block)
     k_tiles = 2 if int(sch.get(reduction).extent) <= tile.block_k else 1  # so that there is a loop to pipeline
-    down, across = brought.cluster
+    down, across = planned.cluster
     pad_to_tile(sch, block, [*(1 for _ in part), tile.block_m * down, tile.block_n * across, tile.block_k * k_tiles])
     *part, rows, columns, reduction = sch.get_loops(block)
     loops = tile_for_warpgroups(sch, rows, columns, reduction, tile)
-    grid = bind_grid(sch, [*part, *cluster_side_by_side(sch, loops, brought.cluster)])
+    grid = bind_grid(sch, [*part, *cluster_side_by_side(sch, loops, planned.cluster)])
     group = bind_warpgroups(sch, loops)
     write_back = accumulate_by_warpgroups(sch, block, group, instruction)
     # Of a product smaller than a tile, TVM keeps rows that leave the operands behind them unaligned for wgmma.
     whole_tiles = problem.m >= tile.block_m and problem.n >= tile.block_n
-    if config.variant in ("rows", "whole", "fitted", "boxes") and parts == 1 and whole_tiles:
+    if config.variant in ("rows", "whole", "fitted", "boxes") and planned.parts == 1 and whole_tiles:
         store_by_rows(sch, write_back, grid, tile.threads, whole=config.variant in ("fitted", "boxes"))
     spread_fragment(sch, write_back, group, vectorize=True)
     copies = []
@@ -118,7 +115,7 @@ def schedule(problem: Matmul, config: Config, *, tensorize: bool = True) -> Sche
     in_flight = 0 if config.variant == "awaited" else 1  # multiplications that nobody has waited for
     enough = config.stages if config.k_tiles(problem) > config.stages else max(config.stages, in_flight + 2)
     plan = pipeline_warpgroups(sch, loops.k_outer, enough, in_flight)
-    if config.variant == "boxes" and has_own_warp(Choice(tile, config.stages), problem, config.machine, parts):
+    if planned.own_warp:
         bring_by_own_warp(sch, loops.k_outer)
     if config.variant == "fitted":
         rounds = longest_rounds(sch, copies)
@@ -136,19 +133,6 @@ def schedule_for_cpu(problem: Matmul, config: Config) -> Schedule:
     return schedule(problem, config, tensorize=False)
 
 
-def parts_of(problem: Matmul, config: Config) -> int:
-    """Return into how many parts the reduction goes: 1, unless the variant splits and tiles are too few for the GPU."""
-    form, choice = STEP.variant(config.variant), Choice(config.tile, config.stages)
-    return (STEP.tiles_of(form.name).parts or parts_for)(problem, choice, config.machine) if form.splits_k else 1
-
-
-def box_plan_of(problem: Matmul, config: Config, parts: int) -> BoxPlan:
-    """Return which operands TMA should find copied, and which blocks share what; nothing of either where it is not."""
-    if config.variant != "boxes":
-        return BoxPlan((False, False), (1, 1))
-    return box_plan(Choice(config.tile, config.stages), problem, config.machine, parts)
-
-
 def cluster_side_by_side(sch: Schedule, loops: WarpgroupLoops, cluster: tuple[int, int]) -> list[LoopRV]:
     """Order a grid's loops so that the blocks of a cluster, below and beside each other, are the innermost."""
     if cluster == (1, 1):
@@ -162,18 +146,15 @@ def cluster_side_by_side(sch: Schedule, loops: WarpgroupLoops, cluster: tuple[in
     return order
 
 
-def align_and_split(sch: Schedule, problem: Matmul, config: Config, parts: int, plan: BoxPlan) -> SBlockRV:
+def align_and_split(sch: Schedule, tile: WarpgroupTile, planned: Planned) -> SBlockRV:
     """Copy rows that are unaligned to aligned ones first, and cut the reduction in parts; returns the block to tile."""
-    block, tile = sch.get_sblock("matmul"), config.tile
-    copied, aligned = plan.copied, ROW_BYTES
-    if config.variant != "boxes":
-        copied, aligned = sectors_first(Choice(tile, config.stages), problem, config.machine, parts), SECTOR_BYTES
-    row_bytes = [aligned if first else VECTOR_BYTES for first in copied]
-    rounded = (tile.block_m, tile.block_n, tile.block_k * parts)
+    block, aligned = sch.get_sblock("matmul"), ROW_BYTES if planned.boxes else SECTOR_BYTES
+    row_bytes = [aligned if first else VECTOR_BYTES for first in planned.copied]
+    rounded = (tile.block_m, tile.block_n, tile.block_k * planned.parts)
     align_operands(sch, block, rounded, row_bytes=row_bytes, vector_bytes=16, rounds=2)
-    if parts == 1:
+    if planned.parts == 1:
         return block
-    split = split_reduction(sch, block, parts, tile.block_k)
+    split = split_reduction(sch, block, planned.parts, tile.block_k)
     add_parts(sch, split)
     return split.partial
 
@@ -194,6 +175,7 @@ TILES = TileSet.of(
         WarpgroupTile(block=(64, 256, 64), warpgroups=(1, 1)),
     ),
     cost=wgmma_cycles,
+    plan=plan_by_warpgroups,
 )
 # Widths between, for what these leave of the last wave, and rings so short that blocks share a multiprocessor. Those
 # whose last panel has 48 columns (112, 176, 240) took 1.07 times as long as the model says, 1.10 where rows of B
@@ -218,6 +200,7 @@ FITTED = TileSet.of(
     *BETWEEN,
     cost=wgmma_cycles,
     parts=wgmma_parts,
+    plan=plan_by_warpgroups,
     left_over=left_by_warpgroups,
     launched_early=True,
 )
@@ -240,9 +223,15 @@ def any_width() -> Iterator[Choice]:
 
 
 BOXES = TileSet.of(
-    TILES.default, *any_width(), cost=box_cycles, parts=box_parts, left_over=left_by_boxes, launched_early=True
+    TILES.default,
+    *any_width(),
+    cost=box_cycles,
+    parts=box_parts,
+    plan=plan_by_boxes,
+    left_over=left_by_warpgroups,
+    launched_early=True,
 )
-STEP = Step(
+STEP: Step = Step(
     number=10,
     topic="wgmma",
     text=__doc__,
@@ -264,7 +253,7 @@ STEP = Step(
             fewest_stages=3,
             splits_k=True,
             tiles=FITTED,
-            fits=lambda problem, config: config.is_ragged(problem) or parts_of(problem, config) > 1,
+            fits=lambda problem, config: config.is_ragged(problem) or STEP.plan(problem, config).parts > 1,
         ),
         Variant(
             "boxes",

@@ -46,7 +46,7 @@ from dataclasses import dataclass
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 
-from tensorir_ladder.schedules.cost import copied_first, resident_blocks, warp_cycles, warp_parts
+from tensorir_ladder.schedules.cost import plan_by_warps, resident_blocks, warp_cycles, warp_parts
 from tensorir_ladder.schedules.isa import VECTOR_BYTES
 from tensorir_ladder.schedules.left_over import left_by_warps
 from tensorir_ladder.schedules.loops import (
@@ -139,14 +139,13 @@ def fit_of(problem: Matmul, config: Config) -> Fit:
     """Return what the variant "fitted" does; the others copy first, and do no more."""
     if config.variant != "fitted":
         return Fit()
-    choice, machine, tile = Choice(config.tile, config.stages), config.machine, config.tile
-    parts = warp_parts(problem, choice, machine)
-    scattered = problem.n * problem.itemsize % VECTOR_BYTES and parts == 1
-    results = tile.collected_bytes(problem.itemsize, config.stages_of(problem))
-    room = results <= int(machine.target.attrs["max_shared_memory_per_block"])
+    planned = STEP.plan(problem, config)
+    scattered = problem.n * problem.itemsize % VECTOR_BYTES and planned.parts == 1
+    results = config.tile.collected_bytes(problem.itemsize, config.stages_of(problem))
+    room = results <= int(config.machine.target.attrs["max_shared_memory_per_block"])
     transposed = problem.layout == "nt"
-    a_copied, b_copied = copied_first(choice, problem, machine, parts)
-    return Fit(parts, (a_copied, b_copied and not transposed), bool(scattered and room), transposed)
+    a_copied, b_copied = planned.copied
+    return Fit(planned.parts, (a_copied, b_copied and not transposed), bool(scattered and room), transposed)
 
 
 def align_and_split(sch: Schedule, tile: WarpTile, fit: Fit) -> SBlockRV:
@@ -223,6 +222,7 @@ FITTED = TileSet.of(
     Choice(WarpTile(block=(16, 32, 64), warp=(16, 32), thread=(4, 4), slices=8), stages=3),
     cost=warp_cycles,
     parts=warp_parts,
+    plan=plan_by_warps,
     left_over=left_by_warps,
     launched_early=True,
 )

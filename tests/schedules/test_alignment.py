@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,13 +12,13 @@ from tvm.s_tir import Schedule
 
 from support.cases import STEPS, config, make_case
 from support.warpgroups import check_on_cpu
-from tensorir_ladder.harness import build
 from tensorir_ladder.harness.build import Case, Kernel, compiled, executable, lower, lower_schedule
 from tensorir_ladder.harness.execution import GpuBackend, compile_serial
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.verify import verify
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, ptxas_facts
-from tensorir_ladder.schedules.cost import parts_to_fill, sectors_first, wgmma_cycles
+from tensorir_ladder.schedules import cost
+from tensorir_ladder.schedules.cost import Planned, parts_to_fill, sectors_first, wgmma_cycles
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.memory import (
     align_operands,
@@ -38,15 +38,27 @@ MACHINE = machine_for("sm_90a").for_choices()
 SMALL = WarpgroupTile(block=(64, 64, 64), warpgroups=(1, 1))
 
 
-def built(shape: tuple[int, int, int], layout: str, variant: str = "rows", dtype: str = "float16") -> Kernel:
+SECTORS = Planned(copied=(True, True))  # both operands to rows of whole sectors, whatever that costs
+
+
+def built(
+    shape: tuple[int, int, int],
+    layout: str,
+    variant: str = "rows",
+    dtype: str = "float16",
+    planned: Planned | None = None,
+) -> Kernel:
     """Step 10 with a small tile."""
-    return lower(make_case(10, shape, variant, dtype=dtype, layout=layout, tile=SMALL, stages=3))
+    case = make_case(10, shape, variant, dtype=dtype, layout=layout, tile=SMALL, stages=3)
+    return lower(replace(case, planned=planned))
 
 
-def computes(shape: tuple[int, int, int], layout: str, variant: str, dtype: str = "float16") -> None:
+def computes(
+    shape: tuple[int, int, int], layout: str, variant: str, dtype: str = "float16", planned: Planned | None = None
+) -> None:
     """Check step 10's product on the CPU, before the instruction takes the place of loops."""
-    problem = Matmul(*shape, dtype, layout)
-    check_on_cpu(step10_wgmma.schedule_for_cpu(problem, config(variant, SMALL, 3)), problem)
+    problem, asked = Matmul(*shape, dtype, layout), replace(config(variant, SMALL, 3), planned=planned)
+    check_on_cpu(step10_wgmma.schedule_for_cpu(problem, asked), problem)
 
 
 @pytest.mark.parametrize(
@@ -93,23 +105,14 @@ def test_products_of_odd_shapes_are_right_and_copied_in_16_bytes(shape, layout) 
     assert not re.search(r"= [AB]_ptr\[", kernel.body), "nothing goes through registers"
 
 
-@pytest.fixture
-def whole_sectors_first(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Have rows copied to whole sectors in products of any size."""
-    monkeypatch.setattr(step10_wgmma, "sectors_first", lambda choice, problem, machine, parts: (True, True))
-    build.lower.cache_clear()
-    yield
-    build.lower.cache_clear()
-
-
 STRADDLING = [((72, 136, 200), "nn"), ((72, 136, 200), "nt"), ((200, 8, 72), "nn"), ((63, 72, 131), "nn")]
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("shape", "layout"), STRADDLING, ids=str)
-def test_rows_that_straddle_cache_lines_are_copied_in_vectors(shape, layout, whole_sectors_first) -> None:
-    computes(shape, layout, "rows")
-    kernel = built(shape, layout)
+def test_rows_that_straddle_cache_lines_are_copied_in_vectors(shape, layout) -> None:
+    computes(shape, layout, "rows", planned=SECTORS)
+    kernel = built(shape, layout, planned=SECTORS)
     assert kernel.launches == 2
     copying = kernel.text_of("main_kernel")
     by_vector = {name for name, row in zip("AB", (shape[2], shape[2 if layout == "nt" else 1])) if row % 8 == 0}
@@ -192,13 +195,13 @@ def test_parts_of_a_reduction_are_asked_about(monkeypatch: pytest.MonkeyPatch) -
         asked.append((choice, parts))
         return False, True
 
-    monkeypatch.setattr(step10_wgmma, "sectors_first", record)
+    monkeypatch.setattr(cost, "sectors_first", record)
     problem = Matmul(72, 72, 2056, "float16")
     made = config("fitted", SMALL, 3)
-    parts = step10_wgmma.parts_of(problem, made)
     sch = step10_wgmma.schedule_for_cpu(problem, made)
+    ((choice, parts),) = asked
     assert parts > 1
-    assert asked == [(Choice(SMALL, 3), parts)]
+    assert choice == Choice(SMALL, 3)
     assert "B_pad" in {str(buffer.name) for buffer in workspaces(sch.mod)}
     check_on_cpu(sch, problem)
 
@@ -218,10 +221,10 @@ def test_each_operand_has_rows_of_its_own_length() -> None:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("variant", ["rows", "fitted"])
 @pytest.mark.parametrize("first", [(True, False), (False, True)], ids=str)
-def test_a_product_with_one_operand_copied_is_right(variant: str, first, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step10_wgmma, "sectors_first", lambda choice, problem, machine, parts: first)
+def test_a_product_with_one_operand_copied_is_right(variant: str, first: tuple[bool, bool]) -> None:
     problem = Matmul(200, 136, 200, "float16")
-    sch = step10_wgmma.schedule_for_cpu(problem, config(variant, SMALL, 3))
+    asked = replace(config(variant, SMALL, 3), planned=Planned(copied=first))
+    sch = step10_wgmma.schedule_for_cpu(problem, asked)
     assert [str(buffer.name) for buffer in workspaces(sch.mod)] == ["A_pad" if first[0] else "B_pad"]
     check_on_cpu(sch, problem)
 
@@ -372,7 +375,7 @@ def test_where_tiles_fill_the_gpu_or_the_reduction_is_short_nothing_is_split(sha
     rows, whole = (
         Case.default(STEPS[10], Matmul(*shape, "float16"), machine_for("sm_90a"), v) for v in ("rows", "whole")
     )
-    assert (rows.tile, rows.stages, step10_wgmma.parts_of(rows.problem, rows.config)) == (whole.tile, whole.stages, 1)
+    assert (rows.tile, rows.stages, STEPS[10].plan(rows.problem, rows.config).parts) == (whole.tile, whole.stages, 1)
     assert lower(rows).cuda == lower(whole).cuda
 
 
@@ -421,5 +424,5 @@ def test_functions_of_several_kernels_compute_the_product_on_a_gpu(shape, layout
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("shape", "layout"), STRADDLING, ids=str)
-def test_rows_copied_to_whole_sectors_make_the_product_on_a_gpu(shape, layout, whole_sectors_first, compiler) -> None:
-    verify(compiled(built(shape, layout), compiler), GpuBackend(), seeds=(0,))
+def test_rows_copied_to_whole_sectors_make_the_product_on_a_gpu(shape, layout, compiler) -> None:
+    verify(compiled(built(shape, layout, planned=SECTORS), compiler), GpuBackend(), seeds=(0,))

@@ -30,7 +30,6 @@ from tensorir_ladder.schedules.tensor_cores import (
 )
 from tensorir_ladder.schedules.tiles import WarpgroupTile
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps import step10_wgmma
 
 TARGET = Target({"kind": "cuda", "arch": "sm_90a"})
 TURNS = re.compile(r"^( *)for \(int turn\w* = .*?^\1\}$", re.M | re.S)
@@ -57,19 +56,17 @@ def results_of(kernel: Lowered, problem: Matmul) -> np.ndarray:
         ("192x64x64/3x1", 4, ALONE, 1),
     ],
 )
-def test_results_are_those_of_the_first_warp_bit_for_bit(monkeypatch, tile, stages, cluster, parts) -> None:
+def test_results_are_those_of_the_first_warp_bit_for_bit(tile, stages, cluster, parts) -> None:
     problem, results = Matmul(200, 168, 712, "float16"), []
     assert WarpgroupTile.parse(tile).leaves_a_warp
-    for own in (True, False):
-        if not own:
-            monkeypatch.setattr(step10_wgmma, "bring_by_own_warp", lambda *_: None)
-        kernel = kernel_of(monkeypatch, problem, tile, stages, cluster, parts)
+    for own_warp in (True, False):
+        kernel = kernel_of(problem, tile, stages, cluster, parts, own_warp=own_warp)
         results.append(results_of(kernel, problem))
     np.testing.assert_array_equal(*results)
 
 
-def test_one_side_brings_and_the_other_multiplies(monkeypatch) -> None:
-    kernel = kernel_of(monkeypatch, *RING)
+def test_one_side_brings_and_the_other_multiplies() -> None:
+    kernel = kernel_of(*RING)
     bringing, multiplying = (turn.group() for turn in TURNS.finditer(kernel.body))
     assert bringing.count("expect_tx_shared") == multiplying.count("wgmma_m64n80k64") == 3
     assert "wgmma_m64" not in bringing
@@ -79,8 +76,8 @@ def test_one_side_brings_and_the_other_multiplies(monkeypatch) -> None:
     assert "__syncthreads" not in bringing + multiplying
 
 
-def test_blocks_have_a_warp_more_that_no_later_barrier_waits_for(monkeypatch) -> None:
-    kernel = kernel_of(monkeypatch, *RING)
+def test_blocks_have_a_warp_more_that_no_later_barrier_waits_for() -> None:
+    kernel = kernel_of(*RING)
     assert {axis: count for axis, count in kernel.launch.items() if axis.startswith("thread")} == {
         "threadIdx.x": 288,
         "threadIdx.y": 1,
@@ -100,9 +97,9 @@ def test_blocks_have_a_warp_more_that_no_later_barrier_waits_for(monkeypatch) ->
     ],
     ids=["nobody waits for a free stage", "nobody says that a stage is free"],
 )
-def test_the_emulator_sees_what_one_side_does_not_tell_the_other(monkeypatch, dropped, fault) -> None:
+def test_the_emulator_sees_what_one_side_does_not_tell_the_other(dropped, fault) -> None:
     problem, *_ = RING
-    kernel = kernel_of(monkeypatch, *RING)
+    kernel = kernel_of(*RING)
     start = kernel.cuda.index("if (is_warp((uint)8)")
     changed, count = re.subn(dropped, "", kernel.cuda[start:])
     assert count
@@ -114,13 +111,13 @@ def test_the_emulator_sees_what_one_side_does_not_tell_the_other(monkeypatch, dr
 @pytest.mark.emulator
 def test_operands_that_threads_copy_need_the_fence_that_boxes_do_not(monkeypatch) -> None:
     problem = RING[0]
-    assert "fence.proxy.async" not in wgmma_of(kernel_of(monkeypatch, *RING))
-    copied = kernel_of(monkeypatch, *RING, variant="fitted")
+    assert "fence.proxy.async" not in wgmma_of(kernel_of(*RING))
+    copied = kernel_of(*RING, variant="fitted")
     assert "fence.proxy.async" in wgmma_of(copied)
     results_of(copied, problem)
     monkeypatch.setattr(warpgroup, "has_boxes", lambda *_: True)
     with pytest.raises(KernelFault, match="missing proxy fence"):
-        results_of(kernel_of(monkeypatch, *RING, variant="fitted"), problem)
+        results_of(kernel_of(*RING, variant="fitted"), problem)
 
 
 def wgmma_of(kernel: Lowered) -> str:

@@ -70,10 +70,9 @@ RIGHT = [
 @pytest.mark.filterwarnings("ignore:copied to")
 @pytest.mark.parametrize(("problem", "tile", "stages", "cluster", "parts", "copied"), RIGHT, ids=str)
 @pytest.mark.parametrize("own_warp", [True, False])
-def test_products_by_boxes_are_right(monkeypatch, own_warp, problem, tile, stages, cluster, parts, copied) -> None:
-    if not own_warp:
-        monkeypatch.setattr(WarpgroupTile, "leaves_a_warp", False)
-    kernel, backend = kernel_of(monkeypatch, problem, tile, stages, cluster, parts, copied), EmulatorBackend()
+def test_products_by_boxes_are_right(own_warp, problem, tile, stages, cluster, parts, copied) -> None:
+    kernel = kernel_of(problem, tile, stages, cluster, parts, copied, own_warp=own_warp)
+    backend = EmulatorBackend()
     assert kernel.launches == 1 + any(copied) + (parts > 1)
     verify_launch(backend.load(kernel), problem, backend, kernel.label, seeds=(1, 2))
 
@@ -81,12 +80,12 @@ def test_products_by_boxes_are_right(monkeypatch, own_warp, problem, tile, stage
 @pytest.mark.emulator
 @pytest.mark.parametrize("cluster", [ALONE, BELOW, BESIDE, (2, 2)], ids=str)
 @pytest.mark.parametrize("layout", ["nn", "nt"])
-def test_results_are_those_of_cp_async_bit_for_bit(monkeypatch, layout, cluster) -> None:
+def test_results_are_those_of_cp_async_bit_for_bit(layout, cluster) -> None:
     problem, results = Matmul(200, 168, 712, "float16", layout), []
     random = np.random.default_rng(3)
     a, b = (random.standard_normal(shape).astype("float16") for shape in ((problem.m, problem.k), problem.b_shape))
     for variant, blocks in (("boxes", cluster), ("fitted", ALONE)):
-        kernel = kernel_of(monkeypatch, problem, "64x80x64/1x1", 4, blocks, variant=variant)
+        kernel = kernel_of(problem, "64x80x64/1x1", 4, blocks, variant=variant)
         results.append(np.full((problem.m, problem.n), np.nan, "float16"))
         EmulatorBackend().load(kernel)(a, b, results[-1])
     np.testing.assert_array_equal(results[0].view("uint16"), results[1].view("uint16"))
@@ -95,12 +94,12 @@ def test_results_are_those_of_cp_async_bit_for_bit(monkeypatch, layout, cluster)
 @pytest.mark.emulator
 @pytest.mark.parametrize("variant", ["rows", "fitted", "boxes"])
 @pytest.mark.parametrize("layout", ["nn", "nt"])
-def test_swapped_operands_change_no_bit(monkeypatch, layout, variant) -> None:
+def test_swapped_operands_change_no_bit(layout, variant) -> None:
     problem, results = Matmul(200, 168, 712, "float16", layout), []
     random = np.random.default_rng(5)
     a, b = (random.standard_normal(shape).astype("float16") for shape in ((problem.m, problem.k), problem.b_shape))
     for tile in ("64x64x64/1x1", "104x64x64swapped/1x1"):
-        kernel = kernel_of(monkeypatch, problem, tile, 4, variant=variant)
+        kernel = kernel_of(problem, tile, 4, variant=variant)
         results.append(np.full((problem.m, problem.n), np.nan, "float16"))
         EmulatorBackend().load(kernel)(a, b, results[-1])
     np.testing.assert_array_equal(results[0].view("uint16"), results[1].view("uint16"))
@@ -274,9 +273,8 @@ def test_a_second_ring_of_a_block_is_refused() -> None:
             lower()
 
 
-def test_one_thread_asks_for_each_box_and_nobody_meets_at_a_barrier(monkeypatch) -> None:
-    monkeypatch.setattr(WarpgroupTile, "leaves_a_warp", False)
-    kernel = kernel_of(monkeypatch, Matmul(136, 152, 1224, "float16"), "128x80x64/2x1", 3)
+def test_one_thread_asks_for_each_box_and_nobody_meets_at_a_barrier() -> None:
+    kernel = kernel_of(Matmul(136, 152, 1224, "float16"), "128x80x64/2x1", 3, own_warp=False)
     ring = kernel.body[kernel.body.index("for (int turn") :]
     ring = ring[: ring.index("\n  }")]
     assert "__syncthreads" not in ring
@@ -289,9 +287,8 @@ def test_one_thread_asks_for_each_box_and_nobody_meets_at_a_barrier(monkeypatch)
 
 
 @pytest.mark.parametrize(("stages", "sooner"), [(4, True), (5, False)])
-def test_a_short_ring_is_filled_as_soon_as_a_tile_is_retired(monkeypatch, stages, sooner) -> None:
-    monkeypatch.setattr(WarpgroupTile, "leaves_a_warp", False)
-    kernel = kernel_of(monkeypatch, Matmul(136, 152, 1224, "float16"), "64x80x64/1x1", stages)
+def test_a_short_ring_is_filled_as_soon_as_a_tile_is_retired(stages, sooner) -> None:
+    kernel = kernel_of(Matmul(136, 152, 1224, "float16"), "64x80x64/1x1", stages, own_warp=False)
     turn = kernel.body[kernel.body.index("for (int turn") :]
     done = re.findall(r"(wgmma_m64|pipeline_retire_1|expect_tx_shared)", turn)[: 3 * stages]
     order = ["wgmma_m64", "pipeline_retire_1", "expect_tx_shared"]
@@ -302,9 +299,8 @@ def test_a_short_ring_is_filled_as_soon_as_a_tile_is_retired(monkeypatch, stages
 
 @pytest.mark.parametrize("cluster", [ALONE, BELOW, (2, 2)], ids=str)
 @pytest.mark.parametrize(("k", "stages"), [(104, 3), (184, 3), (184, 4), (320, 6), (328, 3)])
-def test_boxes_of_empty_stages_are_asked_for_before_any_is_waited_for(monkeypatch, k, stages, cluster) -> None:
-    monkeypatch.setattr(WarpgroupTile, "leaves_a_warp", False)
-    body = kernel_of(monkeypatch, Matmul(264, 264, k, "float16"), "64x64x64/1x1", stages, cluster).body
+def test_boxes_of_empty_stages_are_asked_for_before_any_is_waited_for(k, stages, cluster) -> None:
+    body = kernel_of(Matmul(264, 264, k, "float16"), "64x64x64/1x1", stages, cluster, own_warp=False).body
     steps = re.findall(r"(mbarrier_wait|expect_tx_shared|wgmma_m64)\w*\(", body[body.index("is_elected()") :])
     k_tiles = -(-k // 64)
     filled = min(stages, k_tiles)
@@ -315,8 +311,8 @@ def test_boxes_of_empty_stages_are_asked_for_before_any_is_waited_for(monkeypatc
 
 
 @pytest.mark.parametrize(("cluster", "shared"), [(BELOW, "B"), (BESIDE, "A")], ids=str)
-def test_what_a_cluster_has_in_common_is_asked_for_once_by_all_of_it(monkeypatch, cluster, shared) -> None:
-    kernel = kernel_of(monkeypatch, Matmul(264, 264, 648, "float16"), "64x64x64/1x1", 3, cluster)
+def test_what_a_cluster_has_in_common_is_asked_for_once_by_all_of_it(cluster, shared) -> None:
+    kernel = kernel_of(Matmul(264, 264, 648, "float16"), "64x64x64/1x1", 3, cluster)
     loads = re.findall(r"bulk_tensor_2d\w*\(.*?&\((\w)_map\).*", kernel.body)
     multicast = re.findall(r"bulk_tensor_2d\w*multicast__cluster\w*\(.*?&\((\w)_map\).*\(ushort\)3\)", kernel.body)
     assert set(loads) == {"A", "B"}
@@ -325,9 +321,9 @@ def test_what_a_cluster_has_in_common_is_asked_for_once_by_all_of_it(monkeypatch
     assert "[64, 32]" in str(kernel.host) or "64, 32, 1, 1" in str(kernel.host)  # half of a box's rows each
 
 
-def test_blocks_of_a_cluster_share_rows_of_one_operand_and_columns_of_the_other(monkeypatch) -> None:
+def test_blocks_of_a_cluster_share_rows_of_one_operand_and_columns_of_the_other() -> None:
     """Two below and four beside each other: A goes to the four of a row, B to the two that are four apart."""
-    kernel = kernel_of(monkeypatch, Matmul(264, 520, 648, "float16", "nt"), "128x64x64/2x1", 4, (2, 4))
+    kernel = kernel_of(Matmul(264, 520, 648, "float16", "nt"), "128x64x64/2x1", 4, (2, 4))
     masks = dict(re.findall(r"multicast__cluster\w*\(.*?&\((\w)_map\).*\(\(?ushort\)\((\d+) <<", kernel.body))
     assert masks == {"A": str(0b1111), "B": str(0b10001)}
     assert "32, 1, 1" in str(kernel.host)  # a box of A's 128 rows, shared out to four; B's 64 to two

@@ -95,8 +95,8 @@ def test_trees_know_all_that_they_ask_of_schedules(step: int, variant: str) -> N
     for sizes in ((33, 72, 40), (129, 257, 8001)):
         problem = Matmul(*sizes, "float32" if step == 7 else "float16")
         cycles = tiles.cost(tiles.default, problem, machine)
-        parts = tiles.parts(problem, tiles.default, machine)
-        assert 0.4 < tiles.left_over(tiles.default, problem, machine, parts, cycles) < 2.5
+        planned = tiles.plan(tiles.default, problem, machine, tiles.parts(problem, tiles.default, machine))
+        assert 0.4 < tiles.left_over(tiles.default, problem, machine, planned, cycles) < 2.5
 
 
 def test_trees_of_every_gpu_with_times_are_there_and_ask_what_is_known() -> None:

@@ -349,17 +349,11 @@ def _outputs_of(choice: Choice, sizes: tuple[int, ...]) -> float:
 def planned(problem: Matmul) -> list[object]:
     """What is chosen for a product, as the menus have it: the form, its tile, and what the model plans besides."""
     step, config = choose_step(problem, machine_of())
-    choice, machine = Choice(config.tile, config.stages), machine_of()
-    parts = (step.tiles_of(config.variant).parts or cost.parts_for)(problem, choice, machine)
-    if step.number == 7:
-        rest: list[object] = [[int(copied) for copied in cost.copied_first(choice, problem, machine, parts)]]
-    elif config.variant == "boxes":
-        plan = cost.box_plan(choice, problem, machine, parts)
-        own = cost.has_own_warp(choice, problem, machine, parts)
-        rest = [[int(copied) for copied in plan.copied], [int(blocks) for blocks in plan.cluster], int(own)]
-    else:
-        rest = [[int(copied) for copied in cost.sectors_first(choice, problem, machine, parts)], [1, 1], 0]
-    return [config.variant, str(config.tile), config.stages, parts, *rest]
+    plan = step.plan(problem, config)
+    rest: list[object] = [[int(copied) for copied in plan.copied]]
+    if step.number == 10:
+        rest += [[int(blocks) for blocks in plan.cluster], int(plan.own_warp)]
+    return [config.variant, str(config.tile), config.stages, plan.parts, *rest]
 
 
 def test_results_astride_sectors_take_longer_than_more_results_that_fill_them() -> None:

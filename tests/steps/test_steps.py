@@ -20,10 +20,11 @@ from support.cases import (
     make_case,
     small_case,
 )
-from tensorir_ladder.harness.build import Kernel, lower
+from tensorir_ladder.harness.build import Case, Kernel, lower
 from tensorir_ladder.harness.execution import LlvmBackend
 from tensorir_ladder.harness.verify import verify
-from tensorir_ladder.schedules.errors import IllegalPipeline
+from tensorir_ladder.schedules.cost import Planned
+from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalSchedule
 from tensorir_ladder.schedules.tiles import ThreadTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.thread_tiles import DEFAULT
@@ -251,6 +252,56 @@ def test_a_stage_count_below_one_is_refused(stages: int) -> None:
     with pytest.raises(IllegalPipeline, match="stage count below 1") as caught:
         STEPS[5].schedule(Matmul(64, 64, 64), config("async", DEFAULT.tile, stages))
     assert caught.value.value == stages
+
+
+def planned(step: int, variant: str, plan: Planned, shape: tuple[int, int, int] = (130, 72, 712)) -> Case:
+    """A product whose schedule is asked to do more or less than the cost model would, by a small tile."""
+    return replace(small_case(step, shape, variant, stages=3), planned=plan)
+
+
+@pytest.mark.filterwarnings("ignore:copied to")
+@pytest.mark.parametrize(
+    ("step", "variant", "plan", "shape"),
+    [
+        (7, "fitted", Planned(3, (True, False)), (33, 35, 131)),
+        (7, "fitted", Planned(1, (False, True)), (33, 35, 131)),
+        (10, "rows", Planned(2, (True, False)), (130, 72, 712)),
+        (10, "fitted", Planned(5), (130, 72, 712)),
+        (10, "boxes", Planned(2, (True, True), True, (2, 1)), (130, 72, 712)),
+        (10, "boxes", Planned(1, (False, False), True, (1, 2), own_warp=True), (130, 72, 712)),
+    ],
+)
+def test_a_schedule_does_what_it_is_asked_to_plan(
+    step: int, variant: str, plan: Planned, shape: tuple[int, int, int]
+) -> None:
+    kernel = lower(planned(step, variant, plan, shape))
+    names = {str(buffer.name): tuple(map(int, buffer.shape)) for buffer in kernel.workspaces}
+    assert [f"{operand}_pad" in names for operand in "AB"] == list(plan.copied)
+    assert [extents[0] for extents in names.values() if len(extents) == 3] == [plan.parts] * (plan.parts > 1)
+    assert kernel.launch.get("clusterCtaIdx.x", 1) == plan.cluster[0] * plan.cluster[1]
+    assert kernel.threads == (160 if plan.own_warp else 128 if step == 10 else 64)
+    assert str(plan) in str(kernel.case)
+    verify(kernel, CPU, seeds=(1,))
+
+
+@pytest.mark.parametrize(
+    ("step", "variant", "plan", "message"),
+    [
+        (5, "async", Planned(1), r"step5_pipelining\[async\] plans nothing .*leave planned out"),
+        (7, "serpentine", Planned(2), "plans nothing"),
+        (7, "fitted", Planned(0), r"got 0, limit 1 to 45\)"),
+        (10, "fitted", Planned(13), r"of 12 k tiles in such parts \(got 13, limit 1 to 12\)"),
+        (10, "whole", Planned(2), r"got 2, limit 1 to 1\)"),
+        (10, "fitted", Planned(1, boxes=True), "got boxes, limit in one part"),
+        (10, "fitted", Planned(1, cluster=(2, 1)), "clusters of 2x1, limit in one part"),
+        (10, "boxes", Planned(2), "limit 2 parts, boxes"),
+        (10, "boxes", Planned(1, boxes=True, cluster=(4, 1)), "boxes, clusters of 4x1"),
+        (10, "boxes", Planned(1, boxes=True, cluster=(3, 1)), "boxes, clusters of 3x1"),
+    ],
+)
+def test_what_a_schedule_cannot_do_is_no_plan_of_it(step: int, variant: str, plan: Planned, message: str) -> None:
+    with pytest.raises(IllegalSchedule, match=message):
+        lower(planned(step, variant, plan))
 
 
 def test_the_annotations_are_those_of_the_variant() -> None:

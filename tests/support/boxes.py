@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from support.cases import config
 from tensorir_ladder.harness.build import Lowered, lower_schedule
 from tensorir_ladder.harness.machines import machine_for
-from tensorir_ladder.schedules.cost import BoxPlan
-from tensorir_ladder.schedules.tiles import WarpgroupTile
+from tensorir_ladder.schedules.cost import Planned, has_own_warp
+from tensorir_ladder.schedules.tiles import Choice, WarpgroupTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps import step10_wgmma
 
@@ -15,12 +17,20 @@ ALONE, BELOW, BESIDE = (1, 1), (2, 1), (1, 2)
 
 
 def kernel_of(
-    monkeypatch, problem: Matmul, tile: str, stages: int, cluster=ALONE, parts=1, copied=(False, False), variant="boxes"
+    problem: Matmul,
+    tile: str,
+    stages: int,
+    cluster: tuple[int, int] = ALONE,
+    parts: int = 1,
+    copied: tuple[bool, bool] = (False, False),
+    variant: str = "boxes",
+    own_warp: bool = True,
 ) -> Lowered:
-    """Step 10's kernel with a plan of its own instead of the cost model's."""
-    monkeypatch.setattr(step10_wgmma, "box_plan_of", lambda *_: BoxPlan(copied, cluster))
-    monkeypatch.setattr(step10_wgmma, "parts_of", lambda *_: parts)
-    sch = step10_wgmma.schedule(problem, config(variant, WarpgroupTile.parse(tile), stages))
+    """Step 10's kernel with a plan of its own instead of the cost model's, but for a warp of its own where it may."""
+    made, boxes = config(variant, WarpgroupTile.parse(tile), stages), variant == "boxes"
+    own_warp = own_warp and boxes and has_own_warp(Choice(made.tile, stages), problem, made.machine, parts)
+    planned = Planned(parts, copied, boxes, cluster, own_warp)
+    sch = step10_wgmma.schedule(problem, replace(made, planned=planned))
     lowered = lower_schedule(sch, HOPPER, f"{problem.shape} {tile} {cluster} {parts} {copied}")
     assert lowered.launch.get("clusterCtaIdx.x", 1) == cluster[0] * cluster[1]
     return lowered
