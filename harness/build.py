@@ -237,6 +237,12 @@ class Lowered:
         return hashlib.sha256(self.cuda.encode()).hexdigest()
 
     @property
+    def digests(self) -> dict[str, str]:
+        """The fields by which records say what was compiled, and for what."""
+        compiled_to = self.cubin.sha256 if self.cubin else ""
+        return {"source_sha256": self.source_sha256, "cubin_sha256": compiled_to, "arch": self.machine.arch}
+
+    @property
     def launches(self) -> int:
         """Kernels that one call of the function launches."""
         return len(self.device.functions)

@@ -28,7 +28,7 @@ from tensorir_ladder.torch_ops.choice import Choice, Setting, choices, of_one_ti
 from tensorir_ladder.torch_ops.driver import cuda_driver
 from tensorir_ladder.torch_ops.estimates import CostFile, Estimates, MeasuredShape
 from tensorir_ladder.torch_ops.few_rows import Streamed, streams
-from tensorir_ladder.torch_ops.kept import build_kernel
+from tensorir_ladder.torch_ops.kept import are_kept, build_kernel, build_kernels
 from tensorir_ladder.torch_ops.launcher import Launcher, load_kernel
 from tensorir_ladder.torch_ops.nearby import product_places
 from tensorir_ladder.torch_ops.one_tile import all_tiles, named, one_tile_stages
@@ -59,10 +59,13 @@ class Candidate:
         """The kernel's choice, its product, and its setting: see :class:`harness.commands.build.ToBuild`."""
         return self._choice, self.problem, Setting(choosing_machine(self.gpu, self.multiprocessors))
 
-    @property
-    def kernels(self) -> list[tuple[Choice | Streamed, Matmul, Setting]]:
-        """All that is loaded for it."""
-        return [self.made_for]
+    def is_kept(self, compiler: Compiler) -> bool:
+        """Tell whether it was built before."""
+        return are_kept([self.made_for], compiler)
+
+    def build(self, compiler: Compiler) -> None:
+        """Build it, and keep what was built."""
+        build_kernels([self.made_for], compiler)
 
     @property
     def _choice(self) -> Choice | Streamed:

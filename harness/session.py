@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorir_ladder.harness.build import Case, Kernel, Lowered, compiled, executable, lower
+from tensorir_ladder.harness.built_schedules import BuiltSchedule
 from tensorir_ladder.harness.cublas import Arena
 from tensorir_ladder.harness.environment import ROOT, git_state, gpu_identity, sources_digest, versions
 from tensorir_ladder.harness.execution import GpuBackend
@@ -172,13 +173,12 @@ class Session:
         )
 
     def provenance(
-        self, kernel: Lowered | None, rounds: Rounds, more_versions: Mapping[str, str] | None = None
+        self, kernel: Lowered | BuiltSchedule | None, rounds: Rounds, more_versions: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
         """Fill the fields in which every record says what was compiled, where it ran and how it was timed."""
+        digests = kernel.digests if kernel else dict.fromkeys(("source_sha256", "cubin_sha256", "arch"), "")
         return {
-            "source_sha256": kernel.source_sha256 if kernel else "",
-            "cubin_sha256": kernel.cubin.sha256 if kernel else "",
-            "arch": kernel.machine.arch if kernel else "",
+            **digests,
             "method": rounds.method,
             "environment": self.environment(rounds, more_versions),
             "command": self.command,

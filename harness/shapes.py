@@ -12,11 +12,12 @@ import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from types import MappingProxyType
 
 from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.build import Case
+from tensorir_ladder.harness.built_schedules import build_schedule, load_schedule
 from tensorir_ladder.harness.machines import Machine
 from tensorir_ladder.harness.peers import PeerFailed, call
 from tensorir_ladder.harness.race import Plan
@@ -106,6 +107,7 @@ def draw_shapes(group: str, seed: int, count: int, dtype: str) -> list[Drawn]:
     return [Drawn(group, seed, problem) for problem in found]
 
 
+@lru_cache(MOST_SHAPES)  # a command asks when it builds, and when it measures
 def scheduled_case(problem: Matmul, machine: Machine) -> Case:
     """Return the step, form and tile that are chosen among the schedules (:func:`steps.choice.choose_step`)."""
     step, config = choose_step(problem, machine.for_choices())
@@ -121,7 +123,8 @@ def measure_shape(session: Session, drawn: Drawn) -> ShapeRecord:
     arena = session.arena(problem)
     if GROUPS[drawn.group].scheduled:
         case = scheduled_case(problem, machine)
-        kernel, run = session.load(case)
+        kernel = build_schedule(case, session.compiler)
+        run = load_schedule(kernel, session.backend)
         name, config = case.step.name, f"{case.variant} {case.tile}, {case.stages_built} stages"
     else:
         called = call.entrant(arena, call.NAMES[0])

@@ -6,6 +6,7 @@ sources: of all these it is kept, its launch and its cubin in one file (:mod:`ke
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -58,6 +59,17 @@ def find_kernel(choice: Chosen, problem: Matmul | None, setting: Setting, compil
         return CompiledKernel(LaunchPlan.from_json(plan), cubin)
     except ValueError:
         return None
+
+
+def build_kernels(wanted: Iterable[tuple[Chosen, Matmul | None, Setting]], compiler: Compiler) -> None:
+    """Build what a call loads, and keep it."""
+    for each in wanted:
+        build_kernel(*each, compiler)
+
+
+def are_kept(wanted: Iterable[tuple[Chosen, Matmul | None, Setting]], compiler: Compiler) -> bool:
+    """Tell whether all that a call loads is kept."""
+    return all(find_kernel(*each, compiler) is not None for each in wanted)
 
 
 def _recipe(choice: Chosen, problem: Matmul | None, setting: Setting, compiler: Compiler) -> str:

@@ -12,13 +12,12 @@ from itertools import chain, zip_longest
 from rich.markup import escape
 
 from tensorir_ladder.harness import execution
-from tensorir_ladder.harness.build import compiled, lower
-from tensorir_ladder.harness.commands.build import ToBuild, build_ahead, hopper_machine
+from tensorir_ladder.harness.commands.build import ScheduleToBuild, ToBuild, build_ahead, hopper_machine
 from tensorir_ladder.harness.commands.measuring import unfinished
 from tensorir_ladder.harness.commands.options import UsageError, add_jobs, add_places, seed_number
 from tensorir_ladder.harness.commands.printing import console, new_table, progress
 from tensorir_ladder.harness.commands.values import between
-from tensorir_ladder.harness.machines import DEFAULT_ARCH, machine_for
+from tensorir_ladder.harness.machines import DEFAULT_ARCH, Machine, machine_for
 from tensorir_ladder.harness.records import RESULTS, ShapeRecord, check_writable, load_shapes, shape_groups
 from tensorir_ladder.harness.session import CaseJournal, Session
 from tensorir_ladder.harness.shapes import DRAWN, GROUPS, MOST_SHAPES, Drawn, draw_shapes, measure_shape, scheduled_case
@@ -86,13 +85,14 @@ def _measure(drawn: Sequence[Drawn], session: Session, jobs: int, end: float) ->
     Time may be up. A wrong result has no speed, and keeps no other shape from being measured.
     """
     wrong: list[WrongResult] = []
+    machine = execution.gpu_machine()
     with CaseJournal(session, "bench", drawn) as journal:
         session.run = journal.run
         waiting = unfinished(drawn, journal.has, "shapes")
         for part in _parts(waiting, BUILT_TOGETHER * jobs):
             if time.monotonic() >= end:
                 break
-            _build_ahead(part, session, jobs)
+            build_ahead([_takes(one, machine) for one in part], jobs)
             with progress() as bar:
                 for one in bar.track(part, len(drawn), len(journal.entries), description="measuring"):
                     if time.monotonic() >= end:
@@ -116,36 +116,24 @@ def _parts(drawn: Sequence[Drawn], size: int) -> list[Sequence[Drawn]]:
     return [drawn[first : first + size] for first in range(0, len(drawn), size)]
 
 
-def _build_ahead(drawn: Sequence[Drawn], session: Session, jobs: int) -> None:
-    """Build what takes these shapes: the call's kernels in processes, schedules' in threads."""
-    build_ahead(_called(drawn), jobs)
-    machine = execution.gpu_machine()
-    session.prebuild(scheduled_case(one.problem, machine) for one in drawn if GROUPS[one.group].scheduled)
-
-
-def _called(drawn: Sequence[Drawn]) -> list[ToBuild]:
-    machine = hopper_machine()
-    called = [one.problem for one in drawn if not GROUPS[one.group].scheduled]
-    return [ToBuild(problem, machine.name, machine.multiprocessors) for problem in called]
+def _takes(one: Drawn, machine: Machine) -> ToBuild | ScheduleToBuild:
+    """Return what takes a shape on a GPU."""
+    if GROUPS[one.group].scheduled:
+        return ScheduleToBuild(scheduled_case(one.problem, machine))
+    called = hopper_machine()
+    return ToBuild(one.problem, called.name, called.multiprocessors)
 
 
 def _build_all(drawn: Sequence[Drawn], jobs: int, end: float) -> int:
     """Build what would be measured, and say what takes each shape; no GPU is asked for anything."""
     machine, done = machine_for(DEFAULT_ARCH), 0
-    compiler = toolchain.require_compiler()
     for part in _parts(drawn, BUILT_TOGETHER * jobs):
         if time.monotonic() >= end:
             break
-        called = _called(part)
-        build_ahead(called, jobs)
-        choices = {one.problem: one.made_for[0] for one in called}
-        for one in part:
-            if GROUPS[one.group].scheduled:
-                kernel = compiled(lower(scheduled_case(one.problem, machine)), compiler)
-                takes = str(kernel.case)
-            else:
-                takes = str(choices[one.problem])
-            print(f"{one}: {takes}", flush=True)
+        taken = [_takes(one, machine) for one in part]
+        build_ahead(taken, jobs)
+        for one, takes in zip(part, taken):
+            print(f"{one}: {takes.made_for[0] if isinstance(takes, ToBuild) else takes}", flush=True)
         done += len(part)
     print(f"{done} of {len(drawn)} shapes are built; none is checked or timed: --dry-run")
     return 0

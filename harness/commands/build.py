@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from tensorir_ladder.harness import execution
+from tensorir_ladder.harness.build import Case
+from tensorir_ladder.harness.built_schedules import build_schedule, find_schedule
 from tensorir_ladder.harness.commands.options import UsageError, add_jobs
 from tensorir_ladder.harness.commands.printing import progress
 from tensorir_ladder.harness.commands.values import whole
@@ -24,7 +27,7 @@ from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
 from tensorir_ladder.torch_ops.call import choose_for, gpu_machine
 from tensorir_ladder.torch_ops.choice import AnyChoice, Setting
 from tensorir_ladder.torch_ops.copies import Copying
-from tensorir_ladder.torch_ops.kept import KERNELS, Chosen, build_kernel, find_kernel
+from tensorir_ladder.torch_ops.kept import KERNELS, Chosen, are_kept, build_kernels
 from tensorir_ladder.torch_ops.operands import Form, Operands, arrange
 from tensorir_ladder.torch_ops.shifted import Shifting
 from tensorir_ladder.torch_ops.short_reductions import Unaligned
@@ -35,6 +38,16 @@ LIMIT_S = 600.0  # for one kernel
 
 class NotBuilt(RuntimeError):
     """A kernel that could not be built, or could not be kept."""
+
+
+class Ahead(Protocol):
+    """What is built ahead; it can be sent to another process, and its text names it."""
+
+    def is_kept(self, compiler: Compiler) -> bool:
+        """Tell whether it was built before."""
+
+    def build(self, compiler: Compiler) -> None:
+        """Build it, and keep what was built."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +76,14 @@ class ToBuild:
             copies = choice.copies(operands)
         return [made_for, *([(Copying(), None, Setting(self._machine))] if copies else [])]
 
+    def is_kept(self, compiler: Compiler) -> bool:
+        """Tell whether all that is loaded is kept."""
+        return are_kept(self.kernels, compiler)
+
+    def build(self, compiler: Compiler) -> None:
+        """Build all that is loaded, and keep it."""
+        build_kernels(self.kernels, compiler)
+
     @property
     def _operands(self) -> Operands:
         m, n, k, dtype = self.problem.m, self.problem.n, self.problem.k, self.problem.dtype
@@ -75,6 +96,24 @@ class ToBuild:
 
     def __str__(self) -> str:
         return f"{self.problem.m}x{self.problem.n}x{self.problem.k} {self.problem.layout} {self.problem.dtype}"
+
+
+@dataclass(frozen=True)
+class ScheduleToBuild:
+    """A schedule of a product; it can be sent to another process."""
+
+    case: Case
+
+    def is_kept(self, compiler: Compiler) -> bool:
+        """Tell whether its kernels are kept."""
+        return find_schedule(self.case, compiler) is not None
+
+    def build(self, compiler: Compiler) -> None:
+        """Build its kernels, and keep them."""
+        build_schedule(self.case, compiler)
+
+    def __str__(self) -> str:
+        return str(self.case)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -95,7 +134,7 @@ def run(options: argparse.Namespace, _command: str) -> int:
     return 0
 
 
-def build_ahead(wanted: Sequence[ToBuild], jobs: int) -> None:
+def build_ahead(wanted: Sequence[Ahead], jobs: int) -> None:
     """Build kernels in processes side by side; those that are kept already are left.
 
     Raises UsageError where nothing can be kept, NotBuilt with the first kernel that was not; NoCompiler.
@@ -103,7 +142,7 @@ def build_ahead(wanted: Sequence[ToBuild], jobs: int) -> None:
     compiler = toolchain.require_compiler()
     if KERNELS.folder() is None:
         raise UsageError("what is built ahead would not be found again: the build cache is not used, see above")
-    waiting = [one for one in wanted if not _is_kept(one, compiler)]
+    waiting = [one for one in wanted if not one.is_kept(compiler)]
     if not waiting:
         return
     print(f"{len(wanted) - len(waiting)} of {len(wanted)} kernels are built already", flush=True)
@@ -111,7 +150,7 @@ def build_ahead(wanted: Sequence[ToBuild], jobs: int) -> None:
         for one, result in bar.track(built, len(wanted), len(wanted) - len(waiting), description="building"):
             if isinstance(result, Lost):
                 raise NotBuilt(f"{one}: {result.reason}; what was built before it is kept")
-            if not _is_kept(one, compiler):
+            if not one.is_kept(compiler):
                 raise NotBuilt(f"{one} was built and is not kept: {KERNELS.folder()} takes no file; free space there")
 
 
@@ -152,11 +191,6 @@ def hopper_machine(gpu: str | None = None) -> Machine:
     return replace(machine.for_choices(), name=machine.gpu)
 
 
-def _is_kept(one: ToBuild, compiler: Compiler) -> bool:
-    return all(find_kernel(*each, compiler) is not None for each in one.kernels)
-
-
-def _build(one: ToBuild, tell: Tell) -> None:
+def _build(one: Ahead, tell: Tell) -> None:
     tell(str(one))
-    for each in one.kernels:
-        build_kernel(*each, toolchain.require_compiler())
+    one.build(toolchain.require_compiler())

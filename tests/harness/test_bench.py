@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,17 +15,17 @@ import numpy as np
 import pytest
 
 from support.cases import hopper
-from support.fake_gpu import Command, FakeArena, FakeGpu, interrupted, stop_at
+from support.fake_gpu import Command, FakeArena, FakeBackend, FakeGpu, interrupted, stop_at
 from tensorir_ladder.harness import shapes
 from tensorir_ladder.harness.commands import bench
-from tensorir_ladder.harness.commands.build import ToBuild
+from tensorir_ladder.harness.commands.build import ScheduleToBuild, ToBuild
 from tensorir_ladder.harness.execution import gpu_arch
 from tensorir_ladder.harness.peers import Entrant, call
 from tensorir_ladder.harness.records import ShapeRecord, bad_lines, load_shapes, shape_groups
-from tensorir_ladder.harness.session import Session
 from tensorir_ladder.harness.shapes import GROUPS, MOST_SHAPES, WEIGHTS, draw_shapes
 
 ALL = tuple(GROUPS)
+DIGESTS = {"source_sha256": "c" * 64, "cubin_sha256": "d" * 64, "arch": "sm_90a"}
 CALLED = [name for name in ALL if not GROUPS[name].scheduled]
 
 
@@ -83,11 +84,20 @@ def small(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 
         return Entrant(name, run, "step 12, 64x64x64/1x1, 8 stages")
 
-    built: list[ToBuild] = []
+    def loaded(schedule: SimpleNamespace, backend: FakeBackend) -> Callable[..., None]:
+        def run(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+            with np.errstate(invalid="ignore"):
+                c[...] = backend.reference(schedule.case.problem, a, b).astype(c.dtype)
+            gpu.corrupt(str(schedule.case), c)
+
+        return run
+
+    built: list[ToBuild | ScheduleToBuild] = []
     monkeypatch.setattr(call, "entrant", entrant)
     monkeypatch.setattr(bench, "build_ahead", lambda wanted, _jobs: built.extend(wanted))
     monkeypatch.setattr(bench, "hopper_machine", lambda: hopper(name="NVIDIA H200"))
-    monkeypatch.setattr(Session, "prebuild", lambda _self, cases: list(cases))
+    monkeypatch.setattr(shapes, "build_schedule", lambda case, _compiler: SimpleNamespace(case=case, digests=DIGESTS))
+    monkeypatch.setattr(shapes, "load_schedule", loaded)
     gpu.built = built
     return gpu
 
@@ -114,7 +124,9 @@ def test_every_group_is_measured_beside_the_better_form_of_cublas(
     assert len({record.environment.run for record in found}) == 1
     assert {"--seed 5" in record.command for record in found} == {True}
     assert small.besides == [(1, 2)] * 15
-    assert len(small.built) == 12, "what the call takes is built ahead"
+    assert Counter(type(each) for each in small.built) == {ToBuild: 12, ScheduleToBuild: 3}, "all is built ahead"
+    compiled = {(record.group == "schedules", record.source_sha256, record.arch) for record in found}
+    assert compiled == {(True, DIGESTS["source_sha256"], "sm_90a"), (False, "", "")}
     assert not bad_lines(tmp_path)
     assert not list(tmp_path.glob(".unfinished*"))
 
@@ -179,7 +191,7 @@ def test_a_time_limit_leaves_as_many_of_each_group_and_the_same_command_goes_on(
     assert outcome.code == 0
     assert "10 of 15 shapes" in outcome.out
     assert Counter(record.group for record in load_shapes(tmp_path)) == dict.fromkeys(ALL, 2)
-    assert len(small.built) < 12, "what there is no time for is not built"
+    assert len(small.built) < 15, "what there is no time for is not built"
     assert measure(command, tmp_path, "--time-limit", "600", "--jobs", "1").code == 0, "another limit is the same work"
     assert Counter(record.group for record in load_shapes(tmp_path)) == dict.fromkeys(ALL, 3)
     assert len(small.races) == 15
@@ -245,14 +257,10 @@ def test_what_cannot_be_meant_is_refused(
     assert small.races == []
 
 
-def test_without_a_gpu_a_dry_run_builds_and_measures_nothing(
-    small: FakeGpu, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compiled = []
-    monkeypatch.setattr(bench, "compiled", lambda kernel, _compiler: compiled.append(kernel) or kernel)
+def test_without_a_gpu_a_dry_run_builds_and_measures_nothing(small: FakeGpu, command: Command, tmp_path: Path) -> None:
     outcome = measure(command, tmp_path, "--dry-run")
     assert outcome.code == 0
-    assert (len(small.built), len(compiled), small.races) == (12, 3, [])
+    assert (len(small.built), small.races) == (15, [])
     lines = outcome.out.splitlines()
     assert sum(line.startswith(ALL) for line in lines) == 15
     assert not list(tmp_path.glob("*.jsonl"))

@@ -83,7 +83,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[ToBuild]:
             yield item, None
 
     monkeypatch.setattr(build, "each_in_a_process", each)
-    monkeypatch.setattr(build, "_is_kept", lambda one, _compiler: one in done)
+    monkeypatch.setattr(ToBuild, "is_kept", lambda one, _compiler: one in done)
     monkeypatch.setattr(toolchain, "require_compiler", lambda: SimpleNamespace(version="13.0"))
     return done
 

@@ -69,7 +69,6 @@ def test_a_product_s_candidates_are_the_likeliest_of_all_families() -> None:
             of_one_tile = all_tiles().place(each.name) is not None
             name = named(choice.tile) if of_one_tile else str(choice)
             assert (name, product, setting.machine.name) == (each.name, problem, "NVIDIA H200")
-            assert [str(made) for made, _, _ in each.kernels] == [str(choice)]
         kinds |= {name.split(",")[0].split(" ")[0] for name in names}
     assert {"step", "exchanged", "upright"} <= kinds
 

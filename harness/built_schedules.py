@@ -1,0 +1,177 @@
+"""Schedules' kernels as they are launched, kept by what they were made for, and loaded without scheduling them again.
+
+Scheduling and lowering a case takes about half a second of one core, and its compilation more. Processes side by side
+do that ahead, and who measures loads what they left: launches as data, and a cubin
+(:mod:`kernels.codegen.build_cache`). They follow from the case, its GPU, and the versions of TVM, of the compiler and
+of this project's sources.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tvm
+import tvm_ffi
+
+from tensorir_ladder.harness.build import ARRAYS, Case, Kernel, compiled, lower
+from tensorir_ladder.harness.execution import GpuBackend
+from tensorir_ladder.kernels.codegen.build_cache import BuildCache, digest_sources
+from tensorir_ladder.kernels.codegen.host_code import read_launches
+from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, TensorMap
+from tensorir_ladder.kernels.codegen.toolchain import Compiler
+from tensorir_ladder.schedules.memory.workspaces import pass_workspaces
+from tensorir_ladder.torch_ops.driver import Driver, cuda_driver
+from tensorir_ladder.torch_ops.launcher import CompiledKernel, KeptLaunches, load_kernel
+
+SCHEDULES, SUFFIX, HEAD_END = BuildCache("schedules"), ".kernels", b"\n"  # a line of the launches, then the cubin
+ROOT = Path(__file__).parents[1]
+SOURCES = (
+    "harness/build.py",
+    "harness/any_rows.py",
+    "harness/machines.py",
+    "schedules/**/*.py",
+    "schedules/grown/*.json",
+    "steps/*.py",
+    "kernels/**/*.py",
+    "torch_ops/rates.py",
+    "torch_ops/rates/*.json",
+)
+LOADED = digest_sources(ROOT, SOURCES)  # of what this process runs
+
+
+class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Device memory in which kernels leave results for those behind them."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is kept beside the cubin."""
+
+    names: tuple[str, ...]
+    launches: tuple[msgspec.Raw, ...]
+    memory: tuple[Memory, ...]
+    source_sha256: str
+    cubin_sha256: str
+    arch: str
+
+
+class BuiltSchedule(msgspec.Struct, frozen=True):
+    """A schedule's kernels: ``launches`` in their order, of the matrices ``names`` and of ``memory``, and their cubin.
+
+    ``digests``: the fields by which records say what was compiled.
+    """
+
+    names: tuple[str, ...]
+    launches: tuple[LaunchPlan, ...]
+    memory: tuple[Memory, ...]
+    digests: dict[str, str]
+    cubin: bytes
+
+
+def build_schedule(case: Case, compiler: Compiler) -> BuiltSchedule:
+    """Return a case's kernels: those that are kept, or else new ones, which then are kept.
+
+    Nothing is kept where sources were edited since this process loaded them: it may have made the kernels of both.
+    Raises what lowering and compiling raise, and UnsupportedLaunch for launches that depend on a call's extents.
+    """
+    recent = digest_sources(ROOT, SOURCES) == LOADED
+    found = find_schedule(case, compiler) if recent else None
+    if found is None:
+        found = _built(compiled(lower(case), compiler))
+        if recent:
+            SCHEDULES.put(_recipe(case, compiler), SUFFIX, _written(found))
+    return found
+
+
+def find_schedule(case: Case, compiler: Compiler) -> BuiltSchedule | None:
+    """Return the kernels that are kept; None where there are none, or none that can be read."""
+    kept = SCHEDULES.find(_recipe(case, compiler), SUFFIX)
+    if kept is None:
+        return None
+    head, _, cubin = kept.content.partition(HEAD_END)
+    try:
+        found = msgspec.json.decode(head, type=_Head)
+        launches = tuple(LaunchPlan.from_json(bytes(launch)) for launch in found.launches)
+    except ValueError:  # msgspec's errors are ValueErrors
+        return None
+    digests = {name: getattr(found, name) for name in ("source_sha256", "cubin_sha256", "arch")}
+    return BuiltSchedule(found.names, launches, found.memory, digests, cubin)
+
+
+def _built(kernel: Kernel) -> BuiltSchedule:
+    if kernel.explicit:
+        raise TypeError(f"{kernel.label} is an explicit kernel, which torch_ops.launcher compiles and launches")
+    params = [str(parameter.name) for parameter in pass_workspaces(kernel.mod)["main"].params]
+    shapes = [(tuple(map(int, buffer.shape)), str(buffer.dtype)) for buffer in kernel.workspaces]
+    memory = tuple(Memory(name, *shape) for name, shape in zip(params[ARRAYS:], shapes, strict=True))
+    launches = tuple(replace(launch, overlaps=kernel.launched_early) for launch in read_launches(kernel.host))
+    return BuiltSchedule(tuple(params[:ARRAYS]), launches, memory, kernel.digests, kernel.cubin.data)
+
+
+def _written(built: BuiltSchedule) -> bytes:
+    launches = tuple(msgspec.Raw(launch.to_json()) for launch in built.launches)
+    head = _Head(built.names, launches, built.memory, **built.digests)
+    return msgspec.json.encode(head) + HEAD_END + built.cubin
+
+
+def _recipe(case: Case, compiler: Compiler) -> str:
+    asked = [case.step.name, case.variant, str(case.tile), case.stages, case.planned, case.problem, case.machine]
+    versions = [tvm.__version__, tvm_ffi.__version__, compiler.version, LOADED]
+    return msgspec.json.encode([*asked, *versions]).decode()
+
+
+class LoadedSchedule:
+    """A schedule's kernels on torch's current GPU: ``loaded(a, b, c)`` puts their launches into its current stream.
+
+    What the kernels leave for each other is zeros at first, and kept as long as this lives, and with it what a CUDA
+    graph captured. Two calls must not run at once. Nothing is checked but the driver's status.
+    """
+
+    def __init__(self, built: BuiltSchedule, torch: Any, driver: Driver) -> None:
+        self._torch, device = torch, torch.cuda.current_device()
+        self._memory = [
+            torch.zeros(each.shape, dtype=getattr(torch, each.dtype), device=device) for each in built.memory
+        ]
+        names = *built.names, *(each.name for each in built.memory)
+        self._launches = [_Launch(built, launch, names, driver, device) for launch in built.launches]
+
+    def __call__(self, *matrices: Any) -> None:
+        stream = self._torch.cuda.current_stream().cuda_stream
+        addresses = [array.data_ptr() for array in (*matrices, *self._memory)]
+        for launch in self._launches:
+            launch(stream, *addresses)
+
+
+def load_schedule(built: BuiltSchedule, backend: GpuBackend) -> LoadedSchedule:
+    """Load a schedule's kernels on the backend's GPU; raises DriverError."""
+    return LoadedSchedule(built, backend.torch, cuda_driver())
+
+
+class _Launch(KeptLaunches):
+    """One of a schedule's launches, of all its matrices and memory by their addresses."""
+
+    def __init__(
+        self, built: BuiltSchedule, launch: LaunchPlan, names: Sequence[str], driver: Driver, device: int
+    ) -> None:
+        super().__init__(load_kernel(CompiledKernel(launch, built.cubin), driver, device), launch)
+        self._names = names
+
+    def _bind(self, stream: int, *addresses: int) -> Callable[[], int]:
+        by_name = dict(zip(self._names, addresses, strict=True))
+        return self._prepared(stream, [self._value(parameter, by_name) for parameter in self._plan.parameters])
+
+    def _value(self, parameter: Any, addresses: Mapping[str, int]) -> Any:
+        if isinstance(parameter, int):
+            return ctypes.c_int32(parameter)
+        address = addresses[parameter.buffer]
+        if isinstance(parameter, TensorMap):
+            return self._kernel.driver.encode(parameter, address)
+        return ctypes.c_void_p(address)
