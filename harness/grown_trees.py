@@ -6,20 +6,17 @@ kernel counts the less, the slower it is beside the shape's fastest.
 
 from __future__ import annotations
 
-import lzma
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
+from tensorir_ladder.harness.schedule_menus import ScheduleMenus, as_planned
 from tensorir_ladder.schedules import left_over
-from tensorir_ladder.schedules.cost import Machine, Planned, planned_cycles
-from tensorir_ladder.schedules.errors import DamagedFile
-from tensorir_ladder.schedules.tiles import Choice, WarpgroupTile, WarpTile
+from tensorir_ladder.schedules.cost import Machine, planned_cycles
 from tensorir_ladder.schedules.trees import LEAF, Trees, TreesFile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.estimates import Estimates
@@ -144,34 +141,6 @@ def call_times(estimates: Estimates, watched: Callable[[Iterable[int]], Iterable
     return times
 
 
-class ScheduleMenus(msgspec.Struct, frozen=True):
-    """Times of schedules on drawn shapes: of each, its sizes, cuBLAS's microseconds, and its kernels' rows.
-
-    ``kernel`` says what each row has. ``float32_nt`` are of a B stored [n, k]: what is chosen, and the same with tiles
-    that are not transposed (:func:`schedules.memory.stage_transposed`); ``float32_rule`` of the same products by the
-    contraction rule's recipe, in two races a shape; ``float32_forms`` by step 7's forms, of shapes taken by hand. No
-    trees are grown over these.
-    """
-
-    gpu: str
-    origin: str
-    shape: tuple[str, ...]
-    kernel: dict[str, tuple[str, ...]]
-    float16: tuple[tuple[int, int, int, float, tuple[tuple[Any, ...], ...]], ...]
-    float32: tuple[tuple[int, int, int, float, tuple[tuple[Any, ...], ...]], ...]
-    float32_nt: tuple[tuple[int, int, int, float, tuple[tuple[Any, ...], ...]], ...] = ()
-    float32_rule: tuple[tuple[int, int, int, float, tuple[tuple[Any, ...], ...]], ...] = ()
-    float32_forms: tuple[tuple[int, int, int, float, tuple[tuple[Any, ...], ...]], ...] = ()
-
-
-def read_menus(path: Path) -> ScheduleMenus:
-    """Read times of schedules (``reports/results/schedule-menus.json.xz``); DamagedFile says what is wrong."""
-    try:
-        return msgspec.json.decode(lzma.decompress(path.read_bytes()), type=ScheduleMenus)
-    except (ValueError, lzma.LZMAError) as error:  # msgspec's errors are ValueErrors
-        raise DamagedFile(f"{path} is damaged ({error}); restore it from git") from error
-
-
 def schedule_times(menus: ScheduleMenus, dtype: str, machine: Machine) -> Times:
     """Collect what is left of the times of schedules of a dtype."""
     times = Times()
@@ -183,16 +152,6 @@ def schedule_times(menus: ScheduleMenus, dtype: str, machine: Machine) -> Times:
             values = left_over.features(choice, problem, machine, planned, cycles)
             times.add(number, values, math.log(us / cycles), us)
     return times
-
-
-def as_planned(kernel: Sequence[Any], dtype: str) -> tuple[Choice, Planned]:
-    """Return the tile with its stages, and the rest, of a row of the menus but for its time."""
-    if dtype == "float32":
-        _, tile, stages, parts, (of_a, of_b) = kernel
-        return Choice(WarpTile.parse(tile), stages), Planned(parts, (bool(of_a), bool(of_b)))
-    form, tile, stages, parts, (of_a, of_b), (down, across), own = kernel
-    planned = Planned(parts, (bool(of_a), bool(of_b)), form == "boxes", (down, across), bool(own))
-    return Choice(WarpgroupTile.parse(tile), stages), planned
 
 
 def trees_text(trees: Trees, origin: str) -> str:

@@ -56,7 +56,7 @@ class Machine:
 
     def for_choices(self) -> cost.Machine:
         """Return the machine as the cost model and the steps see it."""
-        return cost.Machine(self.target(), self.multiprocessors, cost_rates(self.gpu), self.has_cp_async)
+        return cost.Machine(self.target(), self.multiprocessors, cost_rates(self.gpu), self.has_cp_async, self.gpu)
 
     def of_gpu(self, name: str, multiprocessors: int | None = None) -> Machine:
         """Return the machine that another GPU of this architecture is: its limits, and multiprocessors of its own.
@@ -122,8 +122,7 @@ DEFAULT_ARCH = "sm_90a"
 @functools.cache
 def choosing_machine(gpu: str, multiprocessors: int) -> cost.Machine:
     """Describe a GPU of the default target as the call's choice sees it: one object, for which it keeps its costs."""
-    machine = machine_for(DEFAULT_ARCH).of_gpu(gpu, multiprocessors)
-    return replace(machine.for_choices(), name=gpu)
+    return machine_for(DEFAULT_ARCH).of_gpu(gpu, multiprocessors).for_choices()
 
 
 def machine_for(arch: str) -> Machine:

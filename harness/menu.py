@@ -15,7 +15,7 @@ from tensorir_ladder.harness.cublas import Arena
 from tensorir_ladder.harness.execution import GpuBackend
 from tensorir_ladder.harness.machines import choosing_machine
 from tensorir_ladder.harness.peers import call
-from tensorir_ladder.harness.race import Plan
+from tensorir_ladder.harness.race import Contender, Plan
 from tensorir_ladder.harness.records import ShapeRecord
 from tensorir_ladder.harness.shapes import draw_shapes
 from tensorir_ladder.harness.verify import WrongResult, draw_seeds, hold, matmul_trial
@@ -140,8 +140,7 @@ def time_menu(taken: Sequence[Candidate], backend: GpuBackend, compiler: Compile
     Raises WrongResult for a kernel whose result is not the product's; what building raises.
     """
     problem, torch = taken[0].problem, backend.torch
-    arena, trial = Arena(problem, backend), matmul_trial(problem, backend, draw_seeds(None, 1)[0])
-    contenders = [*arena.cublas()]
+    runs = []
     for each in taken:
         loaded = load_kernel(build_kernel(*each.made_for, compiler), cuda_driver(), torch.cuda.current_device())
         shapes = {"A": (problem.m, problem.k), "B": problem.b_shape, "C": (problem.m, problem.n)}
@@ -152,13 +151,24 @@ def time_menu(taken: Sequence[Candidate], backend: GpuBackend, compiler: Compile
             room = launcher.workspaces.of(stream, c)
             launcher(stream, a.data_ptr(), b.data_ptr(), c.data_ptr(), *room.addresses)
 
+        runs.append((str(each), run))
+    own, cublas_us = race_menu(problem, runs, backend)
+    return dict(zip((each.name for each in taken), own)), cublas_us
+
+
+def race_menu(problem: Matmul, runs: Sequence[Contender], backend: GpuBackend) -> tuple[list[float], float]:
+    """Check kernels of a product, then time them: microseconds of each, and of the faster form of cuBLAS.
+
+    Raises WrongResult, with its name, for a kernel whose result is not the product's.
+    """
+    arena, trial = Arena(problem, backend), matmul_trial(problem, backend, draw_seeds(None, 1)[0])
+    for name, run in runs:
         try:
             hold(run, trial, backend)
         except WrongResult as wrong:
-            raise WrongResult(f"{each}: {wrong}") from None
-        contenders.append((each.name, run))
-    stored, other, *own = (timing.median_ms * 1e3 for timing in arena.race(contenders, PLAN).timings)
-    return dict(zip((each.name for each in taken), own)), min(stored, other)
+            raise WrongResult(f"{name}: {wrong}") from None
+    stored, other, *own = (timing.median_ms * 1e3 for timing in arena.race([*arena.cublas(), *runs], PLAN).timings)
+    return own, min(stored, other)
 
 
 def with_times(file: CostFile, machine: Machine, origin: str, found: dict[Matmul, dict[str, float]]) -> CostFile:

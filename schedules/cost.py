@@ -263,6 +263,15 @@ def choose(tiles: TileSet, problem: Matmul, machine: Machine, *, split: bool = F
     what its formula leaves, that counts of the CORRECTED choices that the formula puts first; of those that are nearly
     the same, only of the first: such were not timed beside each other.
     """
+
+    def cost(choice: Choice) -> float:
+        return choice_cost(tiles, choice, problem, machine, split=split)
+
+    return min(first_choices(tiles, problem, machine, split=split), key=cost, default=tiles.default)
+
+
+def first_choices(tiles: TileSet, problem: Matmul, machine: Machine, *, split: bool = False) -> list[Choice]:
+    """List the choices whose cost is asked; see :func:`choose`."""
     able = _fitting(tiles.choices, machine.target, problem.itemsize)
     if tiles.left_over:
         first: dict[object, Choice] = {}
@@ -271,11 +280,7 @@ def choose(tiles: TileSet, problem: Matmul, machine: Machine, *, split: bool = F
             sizes = tile.block_m // ALIKE, tile.block_n // ALIKE, tile.block_k, tile.threads_per_block
             first.setdefault((type(tile), *sizes), choice)
         able = list(first.values())[:CORRECTED]
-
-    def cost(choice: Choice) -> float:
-        return choice_cost(tiles, choice, problem, machine, split=split)
-
-    return min(able, key=cost, default=tiles.default)
+    return able
 
 
 def choice_cost(tiles: TileSet, choice: Choice, problem: Matmul, machine: Machine, *, split: bool = False) -> float:

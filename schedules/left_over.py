@@ -1,9 +1,9 @@
 """What a tile takes beside its formula (:mod:`.cost`), as times of schedules on drawn shapes have it, told by trees.
 
 A formula has a few constants for all shapes; what it leaves depends on how a shape's tiles, rounds of blocks and k
-tiles end. Trees (:mod:`.trees`) are grown over the times that the formulas are fitted to; ``grown/`` has them, a file
-for tiles of warps and one for those of warpgroups (``ladder menu --grow``). The times are of an H200, and are taken to
-say the same of other GPUs, as the formulas' constants are.
+tiles end. Trees (:mod:`.trees`) are grown over the times that the formulas are fitted to (``ladder menu --shapes
+schedules``); ``grown/`` has them, of a GPU a file for tiles of warps and one for those of warpgroups. Those of an H200
+are taken to say the same of GPUs without their own, as the formulas' constants are.
 
 Of 356 shapes in float16, left out in five turns, what is chosen has 0.984 of the speed of the fastest that was timed,
 by the formulas alone 0.974; of 592 in float32 0.988 instead of 0.979.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from tensorir_ladder.schedules.trees import Trees, read_trees
 from tensorir_ladder.schedules.workloads import Matmul
 
 FOLDER = Path(__file__).parent / "grown"
-WARPS, WARPGROUPS = "warps", "warpgroups"  # files
+WARPS, WARPGROUPS = "warps", "warpgroups"  # families of tiles
+MEASURED_ON = "NVIDIA H200"  # the GPU whose trees others take that have none
 
 
 def left_by_warps(choice: Choice, problem: Matmul, machine: Machine, planned: Planned, cycles: float) -> float:
@@ -36,15 +38,21 @@ def left_by_warpgroups(choice: Choice, problem: Matmul, machine: Machine, planne
     return _left(WARPGROUPS, choice, problem, machine, planned, cycles)
 
 
-def _left(file: str, choice: Choice, problem: Matmul, machine: Machine, planned: Planned, cycles: float) -> float:
-    trees = trees_of(file)
+def _left(family: str, choice: Choice, problem: Matmul, machine: Machine, planned: Planned, cycles: float) -> float:
+    trees = trees_of(machine.name, family)
     return math.exp(trees.told(trees.named(features(choice, problem, machine, planned, cycles)))[0])
 
 
 @functools.cache
-def trees_of(file: str) -> Trees:
-    """Read the trees of WARPS or WARPGROUPS."""
-    return read_trees(FOLDER / f"{file}.json")
+def trees_of(gpu: str, family: str) -> Trees:
+    """Read a GPU's trees of WARPS or WARPGROUPS, or those of MEASURED_ON where it has none."""
+    path = path_of(gpu, family)
+    return read_trees(path if path.exists() else path_of(MEASURED_ON, family))
+
+
+def path_of(gpu: str, family: str) -> Path:
+    """Return where the trees of a GPU lie."""
+    return FOLDER / f"{re.sub(r'[^a-z0-9]+', '-', gpu.lower())}-{family}.json"
 
 
 def features(choice: Choice, problem: Matmul, machine: Machine, planned: Planned, cycles: float) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import argparse
 import re
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -187,8 +187,7 @@ def hopper_machine(gpu: str | None = None) -> Machine:
     if gpu is None and execution.gpu_present():
         return gpu_machine(execution.require_gpu().cuda.current_device())
     machine = machine_for(DEFAULT_ARCH)
-    machine = machine.of_gpu(gpu or machine.gpu)
-    return replace(machine.for_choices(), name=machine.gpu)
+    return machine.of_gpu(gpu or machine.gpu).for_choices()
 
 
 def _build(one: Ahead, tell: Tell) -> None:

@@ -1,6 +1,7 @@
-"""``menu``: time the menu that the Python call chooses from on drawn shapes, and fit its choice to the GPU.
+"""``menu``: time what is chosen from on drawn shapes, and fit the choice to the GPU: the Python call's, and schedules'.
 
-Constants of formulas are fitted to the times, and trees grown over what formulas and the nearest times leave of them.
+Of the call's kernels constants of formulas are fitted to the times, and trees grown over what formulas and the nearest
+times leave of them; of schedules trees are grown over what their formulas leave.
 """
 
 from __future__ import annotations
@@ -8,15 +9,19 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib.util
+import itertools
 import math
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
 from tensorir_ladder.harness import execution
-from tensorir_ladder.harness.commands.build import build_ahead, hopper_machine
+from tensorir_ladder.harness.build import Case
+from tensorir_ladder.harness.commands.build import ScheduleToBuild, build_ahead, hopper_machine
+from tensorir_ladder.harness.commands.measuring import unfinished
 from tensorir_ladder.harness.commands.options import UsageError, add_jobs, seed_number
 from tensorir_ladder.harness.commands.printing import progress
 from tensorir_ladder.harness.commands.values import between
@@ -25,12 +30,11 @@ from tensorir_ladder.harness.grown_trees import (
     Times,
     call_times,
     grow,
-    read_menus,
     schedule_times,
     shares_by_trees,
     trees_text,
 )
-from tensorir_ladder.harness.machines import DEFAULT_ARCH, choosing_machine, machine_for
+from tensorir_ladder.harness.machines import DEFAULT_ARCH, Machine, choosing_machine, machine_for
 from tensorir_ladder.harness.menu import (
     MENU_GROUPS,
     candidates,
@@ -42,8 +46,20 @@ from tensorir_ladder.harness.menu import (
     with_times,
 )
 from tensorir_ladder.harness.menu_fit import chosen_over_best, fit_one_tile, fit_rates, geometric_mean, rounded
-from tensorir_ladder.harness.records import RESULTS, check_writable, load_shapes, write_atomically
-from tensorir_ladder.harness.shapes import MOST_SHAPES
+from tensorir_ladder.harness.records import RESULTS, Journal, check_writable, load_shapes, write_atomically
+from tensorir_ladder.harness.schedule_menus import (
+    DTYPES,
+    NAME,
+    ScheduleMenus,
+    menus_bytes,
+    menus_in,
+    menus_path,
+    read_menus,
+    scheduled_candidates,
+    time_schedules,
+    with_schedule_times,
+)
+from tensorir_ladder.harness.shapes import MOST_SHAPES, draw_shapes
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.schedules import left_over as of_schedules
 from tensorir_ladder.schedules.workloads import Matmul
@@ -59,7 +75,7 @@ from tensorir_ladder.torch_ops.estimates import (
     other_cost_files,
 )
 
-MENUS = "schedule-menus.json.xz"
+SCHEDULES = "schedules"  # a group of its own: others' files, and other trees
 NO_GROWER = "scikit-learn is not installed: pip install -e '.[menu]', then ladder menu --grow"
 RECORDED = "; of other shapes the time of what the call chose, from records of `ladder bench`"
 
@@ -71,8 +87,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--count", type=between(1, 200), default=40, help="shapes of each group (40)")
     text = "draw so many of each group, and take the COUNT for which the choice is most in doubt (COUNT)"
     parser.add_argument("--drawn", type=between(1, MOST_SHAPES), metavar="DRAWN", help=text)
-    text = f"groups of shapes ({','.join(MENU_GROUPS)})"
+    text = f"groups of shapes ({','.join(MENU_GROUPS)}); or {SCHEDULES}: time schedules instead of the call's kernels"
     parser.add_argument("--shapes", type=_groups, default=MENU_GROUPS, metavar="GROUPS", help=text)
+    parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help="operands of schedules (float16)")
     text = "begin no shape after so many seconds of timing (none)"
     parser.add_argument("--time-limit", type=between(1, 10**6, float), default=math.inf, metavar="SECONDS", help=text)
     parser.add_argument("--dry-run", action="store_true", help="draw and build, and time nothing")
@@ -81,14 +98,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     text = "time nothing: grow the trees of all files anew, and those of schedules over their times in this folder"
     parser.add_argument("--grow", type=Path, metavar="FOLDER", nargs="?", const=RESULTS, help=text)
     add_jobs(parser)
-    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the file (torch_ops/costs)")
+    text = f"folder of the file (torch_ops/costs; of {SCHEDULES} reports/results)"
+    parser.add_argument("--out", type=Path, help=text)
 
 
 def _groups(text: str) -> tuple[str, ...]:
     """Read names of MENU_GROUPS, separated by commas."""
     names = tuple(dict.fromkeys(text.split(",")))
-    if unknown := [name for name in names if name not in MENU_GROUPS]:
-        raise argparse.ArgumentTypeError(f"no group {unknown[0]!r}; there are {', '.join(MENU_GROUPS)}")
+    known = *MENU_GROUPS, SCHEDULES
+    if unknown := [name for name in names if name not in known]:
+        raise argparse.ArgumentTypeError(f"no group {unknown[0]!r}; there are {', '.join(known)}")
+    if SCHEDULES in names and len(names) > 1:
+        raise argparse.ArgumentTypeError(f"{SCHEDULES} have a file of their own: time them by themselves")
     return names
 
 
@@ -136,17 +157,24 @@ def _grow_all(results: Path, out: Path) -> int:
     """Grow the trees of all GPUs' files, and those of schedules; nothing is timed."""
     if not importlib.util.find_spec("sklearn"):
         raise UsageError(f"--grow: {NO_GROWER}")
-    try:
-        menus = read_menus(results / MENUS)
-    except OSError as error:
-        raise UsageError(f"--grow {results}: {error}; name a folder that has {MENUS} ({RESULTS})") from error
-    machine = machine_for(DEFAULT_ARCH).for_choices()
+    if not (found := [read_menus(path) for path in menus_in(results)]):
+        raise UsageError(f"--grow {results}: no file of schedules' times there, as h200-{NAME} in {RESULTS}")
     for file in all_cost_files():
         _grow_calls(file, out)
-    for dtype, name in FILES.items():
-        folder = of_schedules.FOLDER if out == FOLDER else out / "grown"
-        _write_grown(schedule_times(menus, dtype, machine), folder / f"{name}.json", f"{menus.gpu}, {menus.origin}")
+    for menus in found:
+        for dtype in DTYPES:
+            _grow_schedules(menus, dtype, out)
     return 0
+
+
+def _grow_schedules(menus: ScheduleMenus, dtype: str, out: Path) -> None:
+    """Grow the trees of a GPU's schedules of a dtype, where some were timed."""
+    if not getattr(menus, dtype):
+        return
+    machine = machine_for(DEFAULT_ARCH).of_gpu(menus.gpu).for_choices()
+    path = of_schedules.path_of(menus.gpu, FILES[dtype])
+    path = path if out == FOLDER else out / "grown" / path.name
+    _write_grown(schedule_times(menus, dtype, machine), path, f"{menus.gpu}, {menus.origin}")
 
 
 def _grow_calls(file: CostFile, out: Path) -> None:
@@ -169,7 +197,10 @@ def _write_grown(times: Times, path: Path, origin: str) -> None:
 
 
 def run(options: argparse.Namespace, command: str) -> int:
-    """Build all that is timed, time it shape by shape, then fit the constants and write the file."""
+    """Build all that is timed, time it shape by shape, then fit the choice to it."""
+    if SCHEDULES in options.shapes and not (options.records or options.grow):
+        return _time_schedules(options, command)
+    options.out = options.out or FOLDER
     if options.records:
         if options.dry_run or options.drawn:
             raise UsageError("--records times nothing: leave out --dry-run and --drawn")
@@ -179,6 +210,11 @@ def run(options: argparse.Namespace, command: str) -> int:
             raise UsageError("--grow times nothing: leave out --dry-run and --drawn")
         check_writable(options.out)
         return _grow_all(options.grow, options.out)
+    return _time_calls(options, command)
+
+
+def _time_calls(options: argparse.Namespace, command: str) -> int:
+    """Time the call's kernels, and fit constants and trees to the times."""
     machine, compiler = hopper_machine(), toolchain.require_compiler()
     check_writable(options.out)
     known, able = cost_file(machine.name), list(choices())
@@ -190,7 +226,7 @@ def run(options: argparse.Namespace, command: str) -> int:
         print(f"{sum(map(len, taken.values()))} kernels of {len(drawn)} shapes are built; none is timed: --dry-run")
         return 0
     backend, end = execution.GpuBackend(), time.monotonic() + options.time_limit
-    origin = f"{command}, {datetime.now(UTC):%Y-%m-%d}: medians of interleaved rounds in CUDA graphs, L2 cold"
+    origin = _origin(command)
     path = _path(options.out, machine.name)
     file, timed = known, 0
     for problem in drawn:
@@ -216,3 +252,62 @@ def run(options: argparse.Namespace, command: str) -> int:
     else:
         print(f"trees stay as they are: {NO_GROWER}")
     return 0
+
+
+def _origin(command: str) -> str:
+    return f"{command}, {datetime.now(UTC):%Y-%m-%d}: medians of interleaved rounds in CUDA graphs, L2 cold"
+
+
+def _time_schedules(options: argparse.Namespace, command: str) -> int:
+    """Time schedules, and grow trees over all times that the GPU's file then has."""
+    if options.drawn:
+        raise UsageError(f"--drawn: {SCHEDULES} are timed as they are drawn; give --count")
+    out, compiler = options.out or RESULTS, toolchain.require_compiler()
+    check_writable(out)
+    here = execution.gpu_present() and not options.dry_run
+    machine = execution.gpu_machine() if here else machine_for(DEFAULT_ARCH)
+    path = menus_path(out, machine.gpu)
+    menus = read_menus(path) if path.exists() else ScheduleMenus(machine.gpu, "")
+    drawn = [one.problem for one in draw_shapes(SCHEDULES, options.seed, options.count, options.dtype)]
+    if options.dry_run:
+        count = len(_schedules_built(drawn, machine, options.jobs))
+        print(f"{count} schedules of {len(drawn)} shapes are built; none is timed: --dry-run")
+        return 0
+    backend, end = execution.GpuBackend(), time.monotonic() + options.time_limit
+    if (origin := _origin(command)) not in menus.origin:
+        menus = msgspec.structs.replace(menus, origin=f"{menus.origin}; {origin}".removeprefix("; "))
+    with Journal(out, "menu", [command, machine.gpu, list(map(str, drawn))], str) as journal:
+        waiting = unfinished(drawn, lambda problem: str(problem) in journal.entries, "shapes")
+        built = _schedules_built(waiting, machine, options.jobs)
+        for problem, of_one in itertools.groupby(built, lambda case: case.problem):
+            if time.monotonic() >= end:
+                break
+            taken = list(of_one)
+            own, cublas_us = time_schedules(taken, backend, compiler)
+            us, fastest = min(zip(own, map(str, taken)))
+            chosen = f"the chosen one takes {own[0] / us:.3f} times as long"
+            print(f"{fastest}: {us:.2f} us, {cublas_us / us:.3f} of cuBLAS, {chosen}", flush=True)
+            menus = with_schedule_times(menus, taken, own, cublas_us)
+            write_atomically(path, menus_bytes(menus))  # what was timed is kept, whatever becomes of the rest
+            journal.add(str(problem))
+        timed = len(journal.entries)
+        if timed == len(drawn):
+            journal.finish()
+    if not timed:
+        print(f"none of {len(drawn)} shapes is timed in the time given, and nothing is written")
+        return 0
+    print(f"{timed} of {len(drawn)} shapes are timed, in {path}")
+    if importlib.util.find_spec("sklearn"):
+        _grow_schedules(menus, options.dtype, FOLDER if options.out is None else out)
+    else:
+        print(f"trees stay as they are: {NO_GROWER}")
+    return 0
+
+
+def _schedules_built(products: Sequence[Matmul], machine: Machine, jobs: int) -> list[Case]:
+    """List all schedules that products are timed with, product by product, when all are built."""
+    with progress() as bar:
+        watched = bar.track(products, len(products), description="choosing")
+        taken = [case for problem in watched for case in scheduled_candidates(problem, machine)]
+    build_ahead([ScheduleToBuild(case) for case in taken], jobs)
+    return taken

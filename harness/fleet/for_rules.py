@@ -29,7 +29,7 @@ def tuned_machine(machine: Machine, folder: Path) -> cost.Machine:
     a folder that cannot be read.
     """
     own = [tuned for tuned in load_tuned(folder) if tuned.environment.gpu == machine.gpu]
-    return replace(machine.for_choices(), name=machine.gpu, measured=tuple(_measured(own, machine)))
+    return replace(machine.for_choices(), measured=tuple(_measured(own, machine)))
 
 
 def _measured(found: list[TunedConfig], machine: Machine) -> Iterator[cost.Measured]:

@@ -17,13 +17,13 @@ from tensorir_ladder.harness.grown_trees import (
     as_trees,
     call_times,
     grow,
-    read_menus,
     schedule_times,
     shares_by_trees,
     trees_text,
 )
 from tensorir_ladder.harness.machines import DEFAULT_ARCH, machine_for
 from tensorir_ladder.harness.records import RESULTS
+from tensorir_ladder.harness.schedule_menus import menus_bytes, menus_path, read_menus
 from tensorir_ladder.schedules.trees import read_trees
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.choice import choices
@@ -82,7 +82,7 @@ def test_shares_are_of_shapes_that_trees_have_not_seen() -> None:
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_schedules_are_chosen_better_by_trees_that_have_not_seen_their_shapes(dtype: str) -> None:
     times = schedule_times(
-        read_menus(RESULTS / "schedule-menus.json.xz"), dtype, machine_for(DEFAULT_ARCH).for_choices()
+        read_menus(RESULTS / "h200-schedule-menus.json.xz"), dtype, machine_for(DEFAULT_ARCH).for_choices()
     )
     before, after = map(statistics.geometric_mean, shares_by_trees(times))
     assert after > before + 0.004
@@ -112,14 +112,14 @@ def test_trees_are_grown_beside_a_gpu_s_file_and_the_choice_takes_them(
     small = msgspec.structs.replace(file, shapes=tuple(few))
     monkeypatch.setattr(menu_command, "all_cost_files", lambda: [small])
     monkeypatch.setattr(menu_command, "other_cost_files", lambda _: [])
-    menus = read_menus(RESULTS / "schedule-menus.json.xz")
+    menus = read_menus(RESULTS / "h200-schedule-menus.json.xz")
     menus = msgspec.structs.replace(menus, float16=menus.float16[::8], float32=menus.float32[::8])
-    monkeypatch.setattr(menu_command, "read_menus", lambda _: menus)
-    outcome = command("menu", "--grow", "--out", str(tmp_path))
+    menus_path(tmp_path, menus.gpu).write_bytes(menus_bytes(menus))
+    outcome = command("menu", "--grow", str(tmp_path), "--out", str(tmp_path))
     assert outcome.code == 0, outcome
     assert outcome.out.count("by trees grown over the others") == 3
     grown = {path.name for path in (tmp_path / "grown").iterdir()}
-    assert grown == {"nvidia-h200.json", "warps.json", "warpgroups.json"}
+    assert grown == {"nvidia-h200.json", "nvidia-h200-warps.json", "nvidia-h200-warpgroups.json"}
     trees = read_trees(tmp_path / "grown" / "nvidia-h200.json")
     problem = Matmul(1000, 1000, 1000, "float16")
     with_trees, without = (Estimates(list(choices()), small, 132, (), each).times(problem) for each in (trees, None))
@@ -135,7 +135,7 @@ def test_growing_is_refused_where_there_is_nothing_to_grow_over(command: Command
         assert (refused.code, more[0] in refused.err) == (2, True)
     nothing = command("menu", "--grow", str(tmp_path), "--out", str(tmp_path))
     assert (nothing.code, "schedule-menus.json.xz" in nothing.err) == (2, True)
-    (tmp_path / "schedule-menus.json.xz").write_bytes(b"not xz")
+    (tmp_path / "h200-schedule-menus.json.xz").write_bytes(b"not xz")
     damaged = command("menu", "--grow", str(tmp_path), "--out", str(tmp_path))
     assert (damaged.code, "is damaged" in damaged.err) == (2, True)
     assert not (tmp_path / "grown").exists()

@@ -100,8 +100,9 @@ def test_trees_know_all_that_they_ask_of_schedules(step: int, variant: str) -> N
 
 
 def test_trees_of_every_gpu_with_times_are_there_and_ask_what_is_known() -> None:
-    for name in (left_over.WARPS, left_over.WARPGROUPS):
-        assert len(left_over.trees_of(name).roots) > 100
+    for family in (left_over.WARPS, left_over.WARPGROUPS):
+        assert len(left_over.trees_of("NVIDIA H200", family).roots) > 100
+        assert left_over.trees_of("../NVIDIA unheard of", family) == left_over.trees_of("NVIDIA H200", family)
     for file in all_cost_files():
         assert of_calls.path_of(file.gpu).exists()
         assert len(of_calls.trees_of(file.gpu).roots) > 100

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from support.cases import EVERY_VARIANT, STEPS, THREAD_STEPS
 from tensorir_ladder.harness.build import Case, Kernel, lower
 from tensorir_ladder.harness.emulation import EmulatorBackend
-from tensorir_ladder.harness.grown_trees import read_menus
 from tensorir_ladder.harness.machines import MACHINES, machine_for
 from tensorir_ladder.harness.records import RESULTS, load_records, load_shapes, load_tuned
+from tensorir_ladder.harness.schedule_menus import read_menus
 from tensorir_ladder.harness.shapes import draw_shapes, scheduled_case
 from tensorir_ladder.harness.verify import verify
 from tensorir_ladder.schedules import cost
@@ -275,7 +275,7 @@ def test_cycles_are_about_what_was_measured(step: int, variant: str, dtype: str)
 @pytest.mark.parametrize(("dtype", "lost"), [("float16", 0.015), ("float32", 0.012)])
 def test_what_is_chosen_is_near_the_fastest_that_was_timed(dtype: str, lost: float) -> None:
     """Of the menus that the models are fitted to, each fourth; geometric mean, where what is chosen was timed."""
-    menus = getattr(read_menus(RESULTS / "schedule-menus.json.xz"), dtype)[::4]
+    menus = getattr(read_menus(RESULTS / "h200-schedule-menus.json.xz"), dtype)[::4]
     over_best = []
     for *sizes, _, kernels in menus:
         times = {json.dumps(kernel): us for *kernel, us in kernels}
@@ -301,7 +301,7 @@ def test_tiles_of_a_b_stored_n_k_were_faster_transposed() -> None:
     """
     faster, of_cublas, still = [], [], 0
     for *sizes, cublas_us, ((*chosen, us), (form, *_, without_us)) in read_menus(
-        RESULTS / "schedule-menus.json.xz"
+        RESULTS / "h200-schedule-menus.json.xz"
     ).float32_nt:
         assert form == "untransposed"
         still += chosen == planned(Matmul(*sizes, "float32", "nt"))
@@ -316,7 +316,7 @@ def test_tiles_of_a_b_stored_n_k_were_faster_transposed() -> None:
 def test_the_rule_s_tiles_of_rows_along_k_were_faster_turned() -> None:
     """By the tile that the rule's cost takes of either menu, beside the fastest that was timed."""
     found: dict[tuple[int, ...], dict[tuple[str, str], float]] = {}
-    for *sizes, cublas_us, kernels in read_menus(RESULTS / "schedule-menus.json.xz").float32_rule:
+    for *sizes, cublas_us, kernels in read_menus(RESULTS / "h200-schedule-menus.json.xz").float32_rule:
         shares = found.setdefault(tuple(sizes), {})
         shares |= {(how, tile): cublas_us / us for how, tile, _, us in kernels}
     compared = []
@@ -334,7 +334,7 @@ def test_the_rule_s_tiles_of_rows_along_k_were_faster_turned() -> None:
 
 def test_turned_tiles_were_faster_than_the_default_form_on_squares_too() -> None:
     """Of a B stored [n, k]: the default form's 8x16 outputs a thread keep all in registers, and lose all the same."""
-    forms = read_menus(RESULTS / "schedule-menus.json.xz").float32_forms
+    forms = read_menus(RESULTS / "h200-schedule-menus.json.xz").float32_forms
     for *_, kernels in forms:
         fastest = {form: min(us for name, *_, us in kernels if name == form) for form in ("fitted", "serpentine")}
         assert fastest["fitted"] < 0.98 * fastest["serpentine"]
