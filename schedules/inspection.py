@@ -147,10 +147,19 @@ def computed_operands(sch: Schedule, block: SBlockRV) -> list[int]:
 
 def innermost_iterator(sch: Schedule, block: SBlockRV, operand: int) -> int:
     """Return the position among a block's iterators of the last one that an operand's innermost index uses."""
-    index, used = operand_regions(sch, block)[operand].region[-1].min, []
-    tvm_ffi.structural_walk(index, (tirx.Var, lambda var: used.append(var)))
+    return max(iterators_of(sch, block, operand)[-1])
+
+
+def iterators_of(sch: Schedule, block: SBlockRV, operand: int) -> list[set[int]]:
+    """Return for each dimension of an operand the positions of the block's iterators that its index uses."""
     iterators = [iterator.var for iterator in sch.get(block).iter_vars]
-    return max(place for place, iterator in enumerate(iterators) if any(var.same_as(iterator) for var in used))
+    found = []
+    for extent in operand_regions(sch, block)[operand].region:
+        used: list[tirx.Var] = []
+        tvm_ffi.structural_walk(extent.min, (tirx.Var, used.append))
+        places = enumerate(iterators)
+        found.append({place for place, iterator in places if any(var.same_as(iterator) for var in used)})
+    return found
 
 
 @dataclass(frozen=True)

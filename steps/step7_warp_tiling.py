@@ -109,7 +109,7 @@ def schedule(problem: Matmul, config: Config) -> Schedule:
         add_slices(sch, block, grid, tile.threads[0], len(loops.batch), by_element=fit.collected)
     for operand, transposed in ((0, False), (1, fit.transposed)):
         if transposed:
-            stage_transposed(sch, sums, operand, loops.k_outer, tile.threads, scope, columns=3)
+            stage_transposed(sch, sums, operand, loops.k_outer, tile.threads, scope)
         else:
             stage_in_padded(sch, sums, operand, loops.k_outer, tile.threads, scope, pad=variant != "unpadded")
     for operand in (0, 1):

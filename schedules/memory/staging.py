@@ -16,6 +16,7 @@ from tensorir_ladder.schedules.inspection import (
     block_name,
     innermost_iterator,
     is_one,
+    iterators_of,
     loop_extent,
     loop_name,
     loops_below,
@@ -218,7 +219,6 @@ def stage_transposed(
     loop: LoopRV,
     threads: tuple[int, int],
     scope: str = "shared",
-    columns: int = 1,
 ) -> CooperativeFetch:
     """Copy an operand's tile, whose rows run along the reduction, to shared memory with rows that run across it.
 
@@ -230,33 +230,26 @@ def stage_transposed(
                    C[i, j] += ... * B_shared[k, j]                           # or one k of 4 of its columns
 
     Threads then read vectors along columns, and keep one step's elements of them in registers, not four: with 64 sums
-    and four steps of both operands, more than the 128 registers of which 16 warps fit are in use. ``columns`` is how
-    many of the operand's innermost dimensions before k are columns (:func:`schedules.loops.interleave_lanes` with
-    ``transposed`` makes three). Eight threads side by side read 32 bytes of a row, and four such groups rows next to
-    each other; rows of the tile are longer by 16 bytes than a multiple of 128, so that what 32 threads store lies in 32
-    banks. Elements of 4 bytes can be copied asynchronously so, shorter ones not.
+    and four steps of both operands, more than the 128 registers of which 16 warps fit are in use. Columns are the
+    operand's dimensions before k that the other operand does not have, be they one or several
+    (:func:`schedules.loops.interleave_lanes` with ``transposed`` makes three). Eight threads side by side read 32 bytes
+    of a row, and four such groups rows next to each other; rows of the tile are longer by 16 bytes than a multiple of
+    128, so that what 32 threads store lies in 32 banks. Elements of 4 bytes can be copied asynchronously so, shorter
+    ones not.
 
     Source: measured on an H200, float32, B stored [n, k], 2048 x 2048 x 4096 by 128 x 128 x 32: 726 us; with rows along
     k 1,010 us, since its threads keep registers in memory; cuBLAS 674 us.
 
     Raises
     ------
-    IllegalSchedule : for ``columns`` that the operand has not so many dimensions for; for an operand whose rows do not
-        run along the reduction.
+    IllegalSchedule : for an operand whose rows do not run along the reduction, or whose columns are not its innermost
+        dimensions but for that.
     """
     check_runs_along_reduction(sch, block, operand)
-    rank = len(operand_regions(sch, block)[operand].region)
-    if not 1 <= columns < rank:
-        raise IllegalSchedule(
-            "dimensions of an operand that are columns",
-            block=block_name(sch, block),
-            value=columns,
-            limit=f"1 to {rank - 1}, of {rank} dimensions",
-            remedy="count those that the block's columns became, before the reduction's",
-        )
+    batch, rank = _first_column(sch, block, operand), len(operand_regions(sch, block)[operand].region)
     copy = stage_in_shared(sch, block, operand, loop, scope)
     inline_data_movement(sch, copy)
-    batch, itemsize = rank - columns - 1, dtype_bytes(sch.get(copy).writes[0].source.dtype)
+    itemsize = dtype_bytes(sch.get(copy).writes[0].source.dtype)
     across = index_map(rank, lambda *index: [*index[:batch], index[-1], *index[batch:-1]])
     sch.transform_layout(copy, ("write", 0), across)
     sch.storage_align(copy, 0, batch, ROW_BYTES // itemsize, VECTOR_BYTES // itemsize)
@@ -266,6 +259,26 @@ def stage_transposed(
     steps, step = sch.split(k, [None, of_sector])
     sch.reorder(apart, steps, column, step)
     return fetch_cooperatively(sch, copy, loop, threads)
+
+
+def _first_column(sch: Schedule, block: SBlockRV, operand: int) -> int:
+    """Return the first dimension of an operand that is a column's; IllegalSchedule where one behind it is no column's.
+
+    Columns are what the other operand does not have; a dimension of one element, whose index is a constant, may be any.
+    """
+    *before_k, _ = iterators_of(sch, block, operand)
+    others = (at for at in range(len(operand_regions(sch, block))) if at != operand)
+    elsewhere = set().union(*(used for other in others for used in iterators_of(sch, block, other)))
+    first = next((at for at, used in enumerate(before_k) if used - elsewhere), len(before_k) - 1)
+    if shared := [at for at, used in enumerate(before_k) if at >= first and used & elsewhere]:
+        raise IllegalSchedule(
+            "an operand's columns are not its innermost dimensions before the reduction",
+            block=block_name(sch, block),
+            value=f"dimension {shared[0]} of operand {operand}, which the other one has too",
+            limit=f"dimensions before {first}",
+            remedy="store batches outside of columns",
+        )
+    return first
 
 
 def check_runs_along_reduction(sch: Schedule, block: SBlockRV, operand: int) -> None:

@@ -112,7 +112,7 @@ def stage_for_warps(
         write_back = add_slices(sch, total, grid, tile.threads[0], len(loops.batch))
     first = stage_in_padded(sch, computing, 0, loops.k_outer, tile.threads, scope, pad)
     if transposed:
-        second = stage_transposed(sch, computing, 1, loops.k_outer, tile.threads, scope, columns=3)
+        second = stage_transposed(sch, computing, 1, loops.k_outer, tile.threads, scope)
     else:
         second = stage_in_padded(sch, computing, 1, loops.k_outer, tile.threads, scope, pad)
     for operand in (0, 1):
