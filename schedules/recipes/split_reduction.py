@@ -81,16 +81,21 @@ def add_parts(sch: Schedule, split: SplitReduction, threads: int = 256) -> LoopR
     # Of rows that are cut short when they are stored, too: lanes store vectors, or single elements, side by side.
     lengths = [loop_extent(sch, columns), *(int(extent) for extent in stored if is_constant(extent))]
     vector = max(width for width in (4, 2, 1) if math.gcd(*lengths) % width == 0)
-    whole = all(tvm_ffi.structural_equal(extent, sch.get(columns).extent) for extent in stored)
-    if whole and is_constant(sch.get(rows).extent):
+    whole = is_constant(sch.get(rows).extent)
+    whole &= all(tvm_ffi.structural_equal(extent, sch.get(columns).extent) for extent in stored)
+    if whole:
         tile, thread, outputs = sch.split(sch.fuse(rows, columns), [None, threads, vector])
+        sch.reorder(part, outputs)
+        write_back = accumulate_in_registers(sch, split.total, thread)
     else:  # TVM does not see that a vector lies in one row of so many, and a thread would keep all of them
         columns, outputs = sch.split(columns, [None, vector])
+        sch.reorder(part, outputs)
+        # Before threads have their loop: TVM 0.27 gives a write-back that it makes under threads of which some have no
+        # outputs no condition for those, where rows are not cut short.
+        write_back = accumulate_in_registers(sch, split.total, columns)
         tile, thread = sch.split(sch.fuse(rows, columns), [None, threads])
-    sch.reorder(part, outputs)
     bind_grid(sch, [tile])
     sch.bind(thread, "threadIdx.x")
-    write_back = accumulate_in_registers(sch, split.total, thread)
     sch.vectorize(outputs)
     start = initialize_before(sch, split.total, part)
     if vector > 1:  # a single output's copies have no loop of their own

@@ -9,7 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from support.bindings import stray_blocks
 from support.cases import (
     EVERY_VARIANT,
     SCHEDULED_VARIANTS,
@@ -21,6 +24,7 @@ from support.cases import (
     small_case,
 )
 from tensorir_ladder.harness.build import Case, Kernel, lower
+from tensorir_ladder.harness.emulation import EmulatorBackend
 from tensorir_ladder.harness.execution import LlvmBackend
 from tensorir_ladder.harness.verify import verify
 from tensorir_ladder.schedules.cost import Planned
@@ -282,6 +286,63 @@ def test_a_schedule_does_what_it_is_asked_to_plan(
     assert kernel.threads == (160 if plan.own_warp else 128 if step == 10 else 64)
     assert str(plan) in str(kernel.case)
     verify(kernel, CPU, seeds=(1,))
+
+
+# Of few outputs, so that the last block of those that add parts up has threads without any.
+FEW_OUTPUTS = [
+    (7, "fitted", "16x32x64/16x32/4x4/8", (112, 4, 365)),
+    (7, "fitted", "16x32x64/16x32/4x4/8", (48, 12, 200)),
+    (7, "fitted", "32x64x32/32x64/8x8/4", (32, 63, 131)),
+    (10, "boxes", "24x64x64swapped/1x1", (24, 40, 648)),
+    (10, "boxes", "40x64x64swapped/1x1", (120, 24, 648)),
+]
+
+
+def few_outputs(step: int, variant: str, tile: str, shape: tuple[int, int, int], layout: str = "nn") -> Kernel:
+    """A product in two parts."""
+    parsed = type(STEPS[step].tiles.default.tile).parse(tile)
+    case = make_case(step, shape, variant, layout=layout, tile=parsed, stages=3)
+    usual = STEPS[step].plan(case.problem, case.config)
+    return lower(replace(case, planned=usual._replace(parts=2)))
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+@pytest.mark.parametrize("asked", FEW_OUTPUTS, ids=str)
+def test_no_thread_stores_sums_of_parts_beyond_the_output(asked: tuple, layout: str) -> None:
+    """Rows that no tile cuts short, and columns that one does: TVM left a condition on both out."""
+    kernel = few_outputs(*asked, layout)
+    assert stray_blocks(kernel.mod["main"]) == []
+    verify(kernel, CPU, seeds=(1,))
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("asked", FEW_OUTPUTS, ids=str)
+def test_the_emulator_sees_no_store_beyond_the_output_either(asked: tuple) -> None:
+    verify(few_outputs(*asked), EmulatorBackend(), seeds=(1,))
+
+
+PLANNING = [(step, name) for step, name in SCHEDULED_VARIANTS if STEPS[step].tiles_of(name).plan]
+EXTENTS = st.integers(1, 150)
+
+
+@pytest.mark.filterwarnings("ignore:copied to", "ignore:.*more would stay empty")
+@settings(max_examples=25, deadline=None)
+@given(
+    form=st.sampled_from(PLANNING),
+    shape=st.tuples(EXTENTS, EXTENTS, st.integers(1, 300)),
+    layout=st.sampled_from(["nn", "nt"]),
+    parts=st.integers(1, 8),
+)
+def test_blocks_stay_in_their_domains(
+    form: tuple[int, str], shape: tuple[int, int, int], layout: str, parts: int
+) -> None:
+    """TVM takes on trust that no iteration of a loop leaves a block's domain."""
+    step, variant = form
+    case = small_case(step, shape, variant, layout=layout, stages=3)
+    most = max(1, case.k_tiles // case.stages) if STEPS[step].variant(variant).splits_k else 1
+    usual = STEPS[step].plan(case.problem, case.config)
+    asked = replace(case, planned=usual._replace(parts=min(parts, most)))
+    assert stray_blocks(asked.step.schedule(asked.problem, asked.config).mod["main"]) == []
 
 
 @pytest.mark.parametrize(
