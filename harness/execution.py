@@ -7,6 +7,7 @@ checking is written once: make data, poison an output, run, and compare with a f
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import ml_dtypes
@@ -26,6 +27,8 @@ from tensorir_ladder.schedules.tensor_cores.fragments import whole_fragments
 from tensorir_ladder.schedules.workloads import Matmul
 
 CPU_PIPELINE = "tensorir_ladder_serial"
+ALIGNMENT = 64  # bytes, of arrays as TVM's runtime makes them
+GUARD, GUARD_BYTES = 0xA5, 1 << 16  # what stands before and behind an array that a kernel may write to
 
 
 class NoGpu(RuntimeError):
@@ -72,6 +75,18 @@ class Backend(Protocol):
     def worst_error(self, output: Any, reference: Any) -> float:
         """Find the largest absolute difference; NaN if any element is NaN."""
         return float(abs(self.float64(output) - reference).max())
+
+
+class StrayWrite(RuntimeError):
+    """A write beside an array: ``at`` is the first such byte, from the array's first on, of which it has ``nbytes``."""
+
+    def __init__(self, number: int, at: int, nbytes: int) -> None:
+        super().__init__(f"array {number}, of {nbytes} bytes, was written beside: byte {at}")
+        self.number, self.at, self.nbytes = number, at, nbytes
+
+    def __reduce__(self) -> tuple[type[StrayWrite], tuple[int, int, int]]:
+        """Say how it is made again in another process."""
+        return type(self), (self.number, self.at, self.nbytes)
 
 
 class NumpyArrays(Backend):
@@ -129,12 +144,36 @@ class LlvmBackend(NumpyArrays):
 
         def call(*arrays: np.ndarray) -> None:
             # On copies, all of which are written back: a kernel that writes to its operands shows.
-            tensors = [tvm.runtime.tensor(array) for array in arrays]
-            run(*tensors)
-            for array, tensor in zip(arrays, tensors):
-                np.copyto(array, tensor.numpy())
+            for array, after in zip(arrays, run_guarded(run, *arrays)):
+                np.copyto(array, after)
 
         return call
+
+
+def run_guarded(function: Callable[..., Any], *arrays: np.ndarray) -> list[np.ndarray]:
+    """Run a function of TVM's on copies of arrays, each between GUARD_BYTES of memory; return the copies.
+
+    StrayWrite where the function wrote there.
+    """
+    rooms = [_aligned(array.nbytes + 2 * GUARD_BYTES) for array in arrays]
+    tensors = []
+    for room, array in zip(rooms, arrays):
+        inside = tvm.runtime.from_dlpack(room[GUARD_BYTES : GUARD_BYTES + array.nbytes])
+        tensors.append(inside._create_view(array.shape, str(array.dtype)))
+        tensors[-1].copyfrom(np.ascontiguousarray(array))
+    function(*tensors)
+    for number, (room, array) in enumerate(zip(rooms, arrays)):
+        written = room != GUARD
+        written[GUARD_BYTES : GUARD_BYTES + array.nbytes] = False
+        if written.any():
+            raise StrayWrite(number, int(written.argmax()) - GUARD_BYTES, array.nbytes)
+    return [tensor.numpy() for tensor in tensors]
+
+
+def _aligned(nbytes: int) -> np.ndarray:
+    """Return so many bytes, all GUARD, at an address that vectors may begin at."""
+    room = np.full(nbytes + ALIGNMENT, GUARD, np.uint8)
+    return room[-room.ctypes.data % ALIGNMENT :][:nbytes]
 
 
 class GpuBackend(Backend):

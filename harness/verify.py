@@ -9,6 +9,7 @@ The limit of an element is what rounding explains (:func:`rounding_limit`), from
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import ml_dtypes
 import numpy as np
 
 from tensorir_ladder.harness.build import Kernel
-from tensorir_ladder.harness.execution import Backend, numpy_dtype
+from tensorir_ladder.harness.execution import GUARD_BYTES, Backend, StrayWrite, numpy_dtype
 from tensorir_ladder.harness.records import Verification
 from tensorir_ladder.schedules.workloads import Matmul, accumulator_dtype
 
@@ -57,7 +58,7 @@ def bytes_to_check(problem: Matmul, itemsize: int) -> int:
 
 
 class WrongResult(RuntimeError):
-    """A kernel whose output is not the product, or that writes to its operands."""
+    """A kernel whose output is not the product, or that writes to its operands, or beside its output."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +81,21 @@ class Trial:
 def hold(run: Callable[..., Any], trial: Trial, backend: Backend) -> tuple[float, float]:
     """Run a kernel on a trial; return error and limit of the element that came nearest to its limit.
 
-    Raise WrongResult for an operand that the kernel wrote to, and for any element beyond its limit.
+    Raise WrongResult for an operand, or memory around the output, that the kernel wrote to, and for any element beyond
+    its limit.
     """
     before = {name: backend.copied(array) for name, array in trial.operands.items()}
-    output = backend.poisoned(tuple(trial.reference.shape), trial.out_dtype, trial.poison)
-    run(*trial.operands.values(), output)
+    shape = tuple(trial.reference.shape)
+    size, beside = math.prod(shape), GUARD_BYTES // numpy_dtype(trial.out_dtype).itemsize
+    room = backend.poisoned((size + 2 * beside,), trial.out_dtype, trial.poison)
+    output, untouched = room[beside : beside + size].reshape(shape), backend.copied(room[:beside])
+    try:
+        run(*trial.operands.values(), output)
+    except StrayWrite as stray:
+        raise WrongResult(f"{stray}, on {trial.data}") from stray
+    for where, edge in (("before", room[:beside]), ("behind", room[beside + size :])):
+        if not backend.same_bytes(edge, untouched):
+            raise WrongResult(f"memory {where} the output is not what it was before the run, on {trial.data}")
     for name, array in trial.operands.items():
         if not backend.same_bytes(array, before[name]):
             raise WrongResult(f"operand {name} is not what it was before the run, on {trial.data}")

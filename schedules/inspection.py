@@ -145,6 +145,22 @@ def computed_operands(sch: Schedule, block: SBlockRV) -> list[int]:
     ]
 
 
+def condition_of(sch: Schedule, block: SBlockRV) -> Any:
+    """Return the condition under which a block runs, in terms of the loops around it; a constant where it always does.
+
+    Conditions of blocks around it do not count.
+    """
+    stmt, found = sch.get(block), []
+    realizes = (s_tir.SBlockRealize, lambda realize: found.append(realize) if realize.block.same_as(stmt) else None)
+    tvm_ffi.structural_walk(sch.mod, realizes)
+    return found[0].predicate
+
+
+def terms_of(condition: ir.Expr) -> list[ir.Expr]:
+    """Return what must hold, all of it, for a condition to hold."""
+    return [*terms_of(condition.a), *terms_of(condition.b)] if isinstance(condition, tirx.And) else [condition]
+
+
 def innermost_iterator(sch: Schedule, block: SBlockRV, operand: int) -> int:
     """Return the position among a block's iterators of the last one that an operand's innermost index uses."""
     return max(iterators_of(sch, block, operand)[-1])

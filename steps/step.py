@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tensorir_ladder.schedules.cost import Planned, parts_for, ways_to_plan
 from tensorir_ladder.schedules.errors import IllegalSchedule, IllegalTile
 from tensorir_ladder.schedules.tiles import BlockTile, Choice, TileSet
 from tensorir_ladder.schedules.workloads import DTYPES, Matmul
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from tvm import tirx
     from tvm.s_tir import Schedule
 
-    from tensorir_ladder.schedules.cost import Machine
+    from tensorir_ladder.schedules.cost import Machine, Planned
 
 Made = TypeVar("Made")
 HALVES = ("float16", "bfloat16")  # what tensor cores take without rounding
@@ -207,7 +206,7 @@ class Step:
         if tiles.plan is None:
             raise TypeError(f"{self.name}[{form.name}] plans nothing")
         choice = Choice(config.tile, config.stages)
-        parts = (tiles.parts or parts_for)(problem, choice, config.machine) if form.splits_k else 1
+        parts = tiles.parts(problem, choice, config.machine) if tiles.parts and form.splits_k else 1
         return tiles.plan(choice, problem, config.machine, parts)
 
     def default_variant(self, async_copy: bool = True) -> str:
@@ -233,6 +232,8 @@ class Step:
             self._check_planned(problem, config, config.planned)
 
     def _check_planned(self, problem: Matmul, config: Config, planned: Planned) -> None:
+        from tensorir_ladder.schedules.cost import ways_to_plan  # which a step without plans does not stand on
+
         form, plan = self.variant(config.variant), self.tiles_of(config.variant).plan
         if plan is None:
             raise IllegalSchedule(f"{self.name}[{form.name}] plans nothing", value=planned, remedy="leave planned out")

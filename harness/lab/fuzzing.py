@@ -26,14 +26,15 @@ from tensorir_ladder.harness.machines import DEFAULT_ARCH, Machine, machine_for
 from tensorir_ladder.harness.verify import NORMAL, SPECIAL, WHOLE, WrongResult, check_run
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.kernels.tiles import RowsTile
+from tensorir_ladder.schedules.cost import Planned, ways_to_plan
 from tensorir_ladder.schedules.errors import IllegalSchedule
-from tensorir_ladder.schedules.tiles import BlockTile
+from tensorir_ladder.schedules.tiles import BlockTile, Choice
 from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
 from tensorir_ladder.steps.registry import find_steps
 from tensorir_ladder.steps.step import Step
 
 REFUSALS = (IllegalSchedule, UnsupportedCase)
-STAGES = range(1, 7)
+STAGES, MOST_PARTS = range(1, 7), 6
 DATA = (NORMAL, WHOLE, SPECIAL, WHOLE)  # of seeds in turn
 MULTIPROCESSORS = (2, 2, 3, 3, 4, 5, 6, 8)  # a cluster needs two; with few, tiles make several waves
 # What columns and reductions are multiples of. TMA refuses rows that are no multiples of 16 bytes.
@@ -56,8 +57,8 @@ class Place:
 
 
 def _largest_emulated(step: Step, tile: BlockTile, m: int, n: int) -> tuple[int, int, int]:
-    if not step.explicit:
-        return 96, 96, 128
+    if not step.explicit:  # those that may cut a reduction have a longer one
+        return 96, 96, 320 if step.tiles.plan or any(form.splits_k for form in step.variants) else 128
     outputs = -(-m // tile.block_m) * -(-n // tile.block_n) * tile.block_m * tile.block_n
     return 3 * tile.block_m, 2 * tile.block_n, max(tile.block_k, min(EMULATED_DEPTH, EMULATED_WORK // outputs))
 
@@ -151,7 +152,18 @@ def draw_case(
     depth = place.largest(step, tile, m, n)[2]
     k = _multiple(choose, step, depth, depth * 3 // 4 if step.explicit and choose((False, True)) else 0)
     problem = Matmul(m, n, k, choose(step.variant(variant).dtypes), choose(LAYOUTS))
-    return Case(step, problem, variant, tile, place.machine(choose), choose(STAGES), "given")
+    case = Case(step, problem, variant, tile, place.machine(choose), choose(STAGES), "given")
+    return replace(case, planned=_draw_plan(choose, case))
+
+
+def _draw_plan(choose: Choose, case: Case) -> Planned | None:
+    """Draw what a schedule does beside its tile; None, as often, for what its cost model says."""
+    plan, tile = case.step.tiles_of(case.variant).plan, case.tile
+    if plan is None or tile.misfits() or choose((False, True)):
+        return None
+    choice, most = Choice(tile, case.stages), min(case.k_tiles, MOST_PARTS) if case.form.splits_k else 1
+    usual = plan(choice, case.problem, case.config.machine, choose(range(1, most + 1)))
+    return choose(ways_to_plan(choice, case.problem, usual))
 
 
 def _multiple(choose: Choose, step: Step, largest: int, above: int = 0) -> int:

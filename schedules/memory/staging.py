@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tvm_ffi
-from tvm import tirx
+from tvm import ir, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 
@@ -14,13 +14,16 @@ from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.inspection import (
     FRAGMENT,
     block_name,
+    condition_of,
     innermost_iterator,
+    is_constant,
     is_one,
     iterators_of,
     loop_extent,
     loop_name,
     loops_below,
     operand_regions,
+    terms_of,
 )
 from tensorir_ladder.schedules.isa import ROW_BYTES, SECTOR_BYTES, VECTOR_BYTES, WARP
 from tensorir_ladder.schedules.loops.layout import index_map
@@ -333,7 +336,36 @@ def _inline_consumers(sch: Schedule, block: SBlockRV, write_back: SBlockRV) -> N
                 remedy="write the function anew, its epilogue in one block (schedules.rules.normal_form.product_of)",
             )
         _check_reads_each_once(sch, write_back, consumers[0])
+        before, consumer = condition_of(sch, write_back), block_name(sch, consumers[0])
         sch.reverse_compute_inline(consumers[0])
+        if not _implies(now := condition_of(sch, write_back), before):
+            raise IllegalSchedule(
+                f"{consumer} cuts the result short, and some iterations have none of it: TVM 0.27 forgets the latter's "
+                "condition when it fuses both",
+                block=block_name(sch, block),
+                value=f"{now} without {before}",
+                remedy="call this before the loop is split, or split it into parts of one length",
+            )
+
+
+def _implies(now: ir.Expr, before: ir.Expr) -> bool:
+    """Return whether a condition has all terms of another, or lower bounds of the same values."""
+    terms = terms_of(now)
+    return all(
+        is_one(term) or any(tvm_ffi.structural_equal(term, other) or _is_lower(other, term) for other in terms)
+        for term in terms_of(before)
+    )
+
+
+def _is_lower(bound: ir.Expr, than: ir.Expr) -> bool:
+    return (
+        isinstance(bound, tirx.LT)
+        and isinstance(than, tirx.LT)
+        and tvm_ffi.structural_equal(bound.a, than.a)
+        and is_constant(bound.b)
+        and is_constant(than.b)
+        and int(bound.b) <= int(than.b)
+    )
 
 
 def _check_reads_each_once(sch: Schedule, producer: SBlockRV, consumer: SBlockRV) -> None:

@@ -27,6 +27,7 @@ from tvm.backend.cuda.op import cuda_func_call
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
+from tensorir_ladder.schedules.inspection import terms_of
 from tensorir_ladder.schedules.isa import VECTOR_BYTES
 from tensorir_ladder.schedules.passes import require_pipeline
 
@@ -118,7 +119,7 @@ def _limits_apart(predicate: ir.Expr, rounds: Sequence[tirx.Var]) -> tuple[ir.Ex
     Of 32 bits, as the copy takes them: what is compared in 64 stays in the predicate.
     """
     same, limits = [], []
-    for term in _terms(predicate):
+    for term in terms_of(predicate):
         narrow = isinstance(term, tirx.LT) and all(str(side.ty.dtype) == "int32" for side in (term.a, term.b))
         moved = narrow and [_apart(side, rounds) for side in (term.a, term.b)]
         if moved and any(not _is_zero(ahead) for _, ahead in moved):
@@ -127,10 +128,6 @@ def _limits_apart(predicate: ir.Expr, rounds: Sequence[tirx.Var]) -> tuple[ir.Ex
         else:
             same.append(term)
     return functools.reduce(tirx.And, same) if same else tirx.const(True), limits
-
-
-def _terms(predicate: ir.Expr) -> list[ir.Expr]:
-    return [*_terms(predicate.a), *_terms(predicate.b)] if isinstance(predicate, tirx.And) else [predicate]
 
 
 def _apart(value: ir.Expr, rounds: Sequence[tirx.Var]) -> tuple[ir.Expr, ir.Expr]:

@@ -6,13 +6,21 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.cases import make_case
 from tensorir_ladder.harness import verify as checker
 from tensorir_ladder.harness.build import Kernel, lower
-from tensorir_ladder.harness.execution import LlvmBackend, numpy_dtype
+from tensorir_ladder.harness.execution import (
+    GUARD_BYTES,
+    LlvmBackend,
+    StrayWrite,
+    compile_serial,
+    numpy_dtype,
+    run_guarded,
+)
 from tensorir_ladder.harness.verify import (
     SEEDS,
     SPECIAL,
@@ -199,6 +207,33 @@ def test_the_output_is_poisoned_anew_for_each_run() -> None:
     with pytest.raises(WrongResult, match=f"seed {FIXED[-1]}"):
         verify(kernel(), LlvmBackend(), FIXED, run=lazy)
     assert seen == [True] * len(FIXED)
+
+
+@pytest.mark.parametrize(("at", "where"), [(-1, "before"), (0, "behind"), (5000, "behind")])
+def test_memory_around_the_output_stays_as_it_was(at: int, where: str) -> None:
+    def strays(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+        right(a, b, c)
+        room, first = c.base, GUARD_BYTES // c.itemsize
+        room[first + at + (c.size if where == "behind" else 0)] = 1.0
+
+    with pytest.raises(WrongResult, match=f"memory {where} the output is not what it was"):
+        verify(kernel(), LlvmBackend(), FIXED, run=strays)
+
+
+@pytest.mark.parametrize(("number", "index", "byte"), [(0, -1, -4), (2, 128, 512), (1, 130, 520)])
+def test_a_compiled_function_that_writes_beside_an_array_is_found(number: int, index: int, byte: int) -> None:
+    """TVM checks no index: such a write lands in whatever lies there."""
+    function = tvm.script.from_source(f"""@T.prim_func(s_tir=True)
+def main(a: T.Buffer(128, "float32"), b: T.Buffer(128, "float32"), c: T.Buffer(128, "float32")):
+    with T.sblock("stray"):
+        T.reads()
+        T.writes({"abc"[number]}[0:128])
+        {"abc"[number]}[{index}] = T.float32(1)
+""")
+    run = compile_serial(tvm.IRModule({"main": function}))["main"]
+    given = [np.full(128, number, "float32") for number in range(3)]
+    with pytest.raises(StrayWrite, match=rf"array {number}, of 512 bytes, was written beside: byte {byte}"):
+        run_guarded(run, *given)
 
 
 def test_each_seed_has_other_data_and_both_operands_differ() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import tvm
 from tvm.s_tir import Schedule
 
-from tensorir_ladder.harness.execution import compile_serial
+from tensorir_ladder.harness.execution import compile_serial, run_guarded
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.schedules.pipeline import required_pass_config
 
@@ -20,9 +20,7 @@ def normal(*shape: int) -> np.ndarray:
 
 def run(sch: Schedule, *inputs: np.ndarray, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
     """Run a schedule on the CPU into an output full of NaN."""
-    output = tvm.runtime.tensor(np.full(shape, np.nan, dtype))
-    compile_serial(sch.mod)["main"](*map(tvm.runtime.tensor, inputs), output)
-    return output.numpy()
+    return run_guarded(compile_serial(sch.mod)["main"], *inputs, np.full(shape, np.nan, dtype))[-1]
 
 
 def cuda_text(sch: Schedule) -> str:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import tvm
 from tvm.s_tir import Schedule
 
-from tensorir_ladder.harness.execution import compile_serial, numpy_dtype
+from tensorir_ladder.harness.execution import compile_serial, numpy_dtype, run_guarded
 from tensorir_ladder.schedules.tensor_cores import (
     multiply_by_wgmma,
     pipeline_warpgroups,
@@ -50,13 +49,13 @@ def check_on_cpu(
     b = random.standard_normal((*outer, *problem.b_shape)).astype(stored)
     added = random.standard_normal(problem.n).astype(out)
     c = random.standard_normal((problem.m, problem.n)).astype(out)
-    tensors = [tvm.runtime.tensor(x) for x in (a, b, *([added] if bias else []), *([c] if factors else []))]
-    result = tvm.runtime.tensor(np.full((*outer, problem.m, problem.n), np.nan, out))
-    compile_serial(sch.mod)["main"](*tensors, result)
+    given = (a, b, *([added] if bias else []), *([c] if factors else []))
+    poisoned = np.full((*outer, problem.m, problem.n), np.nan, out)
+    *_, result = run_guarded(compile_serial(sch.mod)["main"], *given, poisoned)
     other = b if problem.layout == "nn" else np.swapaxes(b, -1, -2)
     expected = a.astype(np.float64) @ other.astype(np.float64)
     expected = np.maximum(expected + added, 0) if bias else expected
     expected = factors[0] * expected + factors[1] * c.astype(np.float64) if factors else expected
-    error = np.abs(result.numpy().astype(np.float64) - expected.astype(np.float64)).max()
+    error = np.abs(result.astype(np.float64) - expected.astype(np.float64)).max()
     rounding = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 1e-5}[problem.out_dtype]
     assert error < rounding * np.abs(expected).max()
