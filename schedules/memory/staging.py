@@ -307,8 +307,9 @@ def accumulate_in_registers(sch: Schedule, block: SBlockRV, loop: LoopRV, scope:
                    D[i, j] = f(C_local[i, j])                        # the returned block
 
     Whatever follows elementwise (cropping a padded result, a cast, a bias, an activation) is fused into
-    the write-back. Pair it with :func:`initialize_before`, or the zeroing stays inside the k loop. ``scope`` is
-    "local", one thread's registers, or :data:`schedules.inspection.FRAGMENT`, those of a warp.
+    the write-back; IllegalSchedule where TVM would forget which iterations have outputs. Pair it with
+    :func:`initialize_before`, or the zeroing stays inside the k loop. ``scope`` is "local", one thread's registers, or
+    :data:`schedules.inspection.FRAGMENT`, those of a warp.
     """
     try:
         if scope == FRAGMENT:

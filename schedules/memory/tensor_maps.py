@@ -268,12 +268,21 @@ def _width(
             pairs = zip(load.indices, load.source.shape)
             if any(analyzer.can_prove_equal(part.a, at) and analyzer.can_prove(part.b >= size) for at, size in pairs):
                 continue
-            column = place[-3] * block.writes[0].source.shape[-1] + place[-1] if len(place) > 2 else place[-1]
-            of_panels = len(place) > 2 and analyzer.can_prove_equal(part.a, column)
-            if not of_panels or not is_constant(part.b) or width not in (0, int(part.b)):
+            if not _ends_panels(analyzer, part, place, block.body.buffer.shape) or width not in (0, int(part.b)):
                 raise _no_box(sch, copy, "a condition that is no edge of the source", part)
             width = int(part.b)
     return width
+
+
+def _ends_panels(
+    analyzer: sym.Analyzer, part: tirx.LT, place: Sequence[ir.Expr], shape: Sequence[ir.Expr | int]
+) -> bool:
+    """Tell whether a condition ends the columns of panels side by side inside of the last one."""
+    if len(place) < 3 or not is_constant(part.b):
+        return False
+    panels, panel = int(shape[-3]), int(shape[-1])
+    column = place[-3] * panel + place[-1]
+    return (panels - 1) * panel < int(part.b) <= panels * panel and analyzer.can_prove_equal(part.a, column)
 
 
 def _parts(condition: ir.Expr) -> list[ir.Expr]:

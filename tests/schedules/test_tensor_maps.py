@@ -49,7 +49,7 @@ RIGHT = [
     (Matmul(64, 64, 64, "float16"), "64x64x64/1x1", 3, ALONE, 1, (False, False)),  # one k tile
     (Matmul(136, 136, 712, "float16"), "64x64x64/1x1", 6, BELOW, 1, (False, False)),  # a long ring
     (Matmul(264, 264, 184, "float16", "nt"), "64x64x64/1x1", 3, (2, 2), 1, (False, False)),  # as many stages as k tiles
-    (Matmul(136, 136, 520, "float16"), "64x72x64/1x1", 6, (4, 1), 1, (False, False)),
+    (Matmul(200, 136, 520, "float16"), "64x72x64/1x1", 6, (4, 1), 1, (False, False)),
     (Matmul(136, 328, 520, "float16", "nt"), "128x64x64/2x1", 4, (1, 4), 1, (False, False)),
     (Matmul(264, 264, 520, "float16"), "64x80x64/1x1", 6, (2, 2), 1, (False, False)),
     (Matmul(136, 392, 328, "bfloat16", "nt"), "64x64x64/1x1", 3, (2, 4), 1, (False, False)),
@@ -270,6 +270,14 @@ def test_a_second_ring_of_a_block_is_refused() -> None:
     for lower in (lambda: lower_schedule(sch, HOPPER, "two"), lambda: lower_ahead(sch.mod["main"], TARGET)):
         with pytest.raises(RuntimeError, match="2 rings of boxes"):
             lower()
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+@pytest.mark.parametrize(("tile", "parts"), [("64x64x64/1x1", 12), ("64x64x128/1x1", 6), ("64x80x64/1x1", 12)])
+def test_the_end_of_a_part_is_no_edge_of_the_source(tile: str, parts: int, layout: str) -> None:
+    """Of a part of one k tile the second, which a ring needs, is zeros: TMA would bring the next part's first."""
+    with pytest.raises(IllegalSchedule, match="a condition that is no edge of the source"):
+        kernel_of(Matmul(130, 72, 712, "float16", layout), tile, 3, parts=parts)
 
 
 def test_one_thread_asks_for_each_box_and_nobody_meets_at_a_barrier() -> None:

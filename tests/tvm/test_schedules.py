@@ -43,6 +43,19 @@ def test_a_write_back_of_fused_loops_has_no_bound() -> None:
     still((rows, bounds) == (8, 1), "schedules/recipes/streamed_weights.py, schedules/loops/warps.py")
 
 
+def test_a_consumer_that_cuts_short_takes_the_place_of_a_condition() -> None:
+    x = te.placeholder((112, 32), name="x")
+    y = te.compute((112, 32), lambda i, j: x[i, j] * 2, name="y")
+    sch = Schedule(te.create_prim_func([x, te.compute((112, 4), lambda i, j: y[i, j], name="crop")]))
+    block = sch.get_sblock("y")
+    sch.split(sch.fuse(*sch.get_loops(block)), [None, 1000])
+    assert "* 1000 + i_j_fused_1 < 3584" in sch.mod.script()
+    sch.reverse_compute_inline(sch.get_sblock("crop"))
+    text = sch.mod.script()
+    assert "% 32 < 4" in text
+    still("< 3584" not in text, "schedules/memory/staging.py, schedules/recipes/split_reduction.py")
+
+
 def test_the_inverse_of_a_rotation_is_not_one() -> None:
     j = tirx.Var("j", "int32")
     rotated = tirx.IndexMap([j], [tirx.floormod(j + 3, 8)], None).inverse([8])
