@@ -8,8 +8,7 @@ of this project's sources.
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from tensorir_ladder.harness.build import ARRAYS, Case, Kernel, compiled, lower
 from tensorir_ladder.harness.execution import GpuBackend
 from tensorir_ladder.kernels.codegen.build_cache import BuildCache, digest_sources
 from tensorir_ladder.kernels.codegen.host_code import read_launches
-from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, TensorMap
+from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, PlainBuffer, TensorMap, UnsupportedLaunch
 from tensorir_ladder.kernels.codegen.toolchain import Compiler
 from tensorir_ladder.schedules.memory.workspaces import pass_workspaces
 from tensorir_ladder.torch_ops.driver import Driver, cuda_driver
@@ -80,8 +79,11 @@ def build_schedule(case: Case, compiler: Compiler) -> BuiltSchedule:
     """Return a case's kernels: those that are kept, or else new ones, which then are kept.
 
     Nothing is kept where sources were edited since this process loaded them: it may have made the kernels of both.
-    Raises what lowering and compiling raise, and UnsupportedLaunch for launches that depend on a call's extents.
+    Raises what lowering and compiling raise; UnsupportedLaunch for launches of anything but matrices, or that depend on
+    a call's extents; TypeError for a step that is an explicit kernel.
     """
+    if case.step.explicit:
+        raise TypeError(f"{case} is an explicit kernel, which torch_ops.launcher compiles and launches")
     recent = digest_sources(ROOT, SOURCES) == LOADED
     found = find_schedule(case, compiler) if recent else None
     if found is None:
@@ -107,12 +109,17 @@ def find_schedule(case: Case, compiler: Compiler) -> BuiltSchedule | None:
 
 
 def _built(kernel: Kernel) -> BuiltSchedule:
-    if kernel.explicit:
-        raise TypeError(f"{kernel.label} is an explicit kernel, which torch_ops.launcher compiles and launches")
     params = [str(parameter.name) for parameter in pass_workspaces(kernel.mod)["main"].params]
     shapes = [(tuple(map(int, buffer.shape)), str(buffer.dtype)) for buffer in kernel.workspaces]
     memory = tuple(Memory(name, *shape) for name, shape in zip(params[ARRAYS:], shapes, strict=True))
     launches = tuple(replace(launch, overlaps=kernel.launched_early) for launch in read_launches(kernel.host))
+    others = [
+        each for launch in launches for each in launch.parameters if not isinstance(each, PlainBuffer | TensorMap)
+    ]
+    if others:
+        raise UnsupportedLaunch(
+            "a parameter is no matrix", value=", ".join(map(str, others)), remedy="run it by harness.build.executable"
+        )
     return BuiltSchedule(tuple(params[:ARRAYS]), launches, memory, kernel.digests, kernel.cubin.data)
 
 
@@ -167,11 +174,3 @@ class _Launch(KeptLaunches):
     def _bind(self, stream: int, *addresses: int) -> Callable[[], int]:
         by_name = dict(zip(self._names, addresses, strict=True))
         return self._prepared(stream, [self._value(parameter, by_name) for parameter in self._plan.parameters])
-
-    def _value(self, parameter: Any, addresses: Mapping[str, int]) -> Any:
-        if isinstance(parameter, int):
-            return ctypes.c_int32(parameter)
-        address = addresses[parameter.buffer]
-        if isinstance(parameter, TensorMap):
-            return self._kernel.driver.encode(parameter, address)
-        return ctypes.c_void_p(address)

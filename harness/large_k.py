@@ -68,5 +68,5 @@ def large_k_case(case: Case, on: str) -> Case | str:
         return case.problem.shape
     problem = replace(case.problem, m=tile.block_m, n=tile.block_n, k=k)
     stages = max(case.stages_built, case.form.fewest_stages)
-    long = replace(case, problem=problem, stages=stages, tile_choice="given")
+    long = replace(case, problem=problem, stages=stages, tile_choice="given", planned=None)
     return f"no large k: {long.lacks}" if long.lacks else long

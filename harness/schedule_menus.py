@@ -44,14 +44,15 @@ Shape = tuple[int, int, int, float, tuple[Row, ...]]
 class ScheduleMenus(msgspec.Struct, frozen=True):
     """Times of schedules on drawn shapes: of each, its sizes, cuBLAS's microseconds, and its kernels' rows.
 
-    ``kernel`` says what each row has. ``float32_nt`` are of a B stored [n, k]: what is chosen, and the same with tiles
-    that are not transposed (:func:`schedules.memory.stage_transposed`); ``float32_rule`` of the same products by the
-    contraction rule's recipe, in two races a shape; ``float32_forms`` by step 7's forms, of shapes taken by hand. No
-    trees are grown over these.
+    ``multiprocessors`` are the GPU's; ``kernel`` says what each row has. ``float32_nt`` are of a B stored [n, k]: what
+    is chosen, and the same with tiles that are not transposed (:func:`schedules.memory.stage_transposed`);
+    ``float32_rule`` of the same products by the contraction rule's recipe, in two races a shape; ``float32_forms`` by
+    step 7's forms, of shapes taken by hand. No trees are grown over these.
     """
 
     gpu: str
     origin: str
+    multiprocessors: int = 132
     shape: tuple[str, ...] = ("m", "n", "k", "microseconds of the faster form of cuBLAS", "kernels")
     kernel: dict[str, tuple[str, ...]] = msgspec.field(default_factory=lambda: dict(ROWS))
     float16: tuple[Shape, ...] = ()

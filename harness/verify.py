@@ -2,14 +2,14 @@
 
 A :class:`Trial` is made before the run: operands, drawn from a seed that the kernel's author cannot know, what they
 must give, and how far off each element may be. :func:`hold` runs a kernel on it, into an output that is no product,
-and then compares: operands byte by byte with what they were, the output element by element.
+and then compares: operands, and memory around the output, byte by byte with what they were, the output element by
+element.
 
 The limit of an element is what rounding explains (:func:`rounding_limit`), from that element's own k products.
 """
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -86,7 +86,7 @@ def hold(run: Callable[..., Any], trial: Trial, backend: Backend) -> tuple[float
     """
     before = {name: backend.copied(array) for name, array in trial.operands.items()}
     shape = tuple(trial.reference.shape)
-    size, beside = math.prod(shape), GUARD_BYTES // numpy_dtype(trial.out_dtype).itemsize
+    size, beside = int(np.prod(shape)), GUARD_BYTES // numpy_dtype(trial.out_dtype).itemsize
     room = backend.poisoned((size + 2 * beside,), trial.out_dtype, trial.poison)
     output, untouched = room[beside : beside + size].reshape(shape), backend.copied(room[:beside])
     try:

@@ -286,7 +286,7 @@ def first_choices(tiles: TileSet, problem: Matmul, machine: Machine, *, split: b
 def choice_cost(tiles: TileSet, choice: Choice, problem: Matmul, machine: Machine, *, split: bool = False) -> float:
     """Return what a product costs by a tile and stages of a set; see :func:`choose` for ``split``."""
     cycles, parts = _by_formula(tiles, choice, problem, machine, split)
-    planned = tiles.plan(choice, problem, machine, parts) if tiles.plan else Planned(parts)
+    planned = tiles.plan(choice, problem, machine, parts) if tiles.left_over and tiles.plan else Planned(parts)
     return _corrected(tiles, choice, problem, machine, planned, cycles)
 
 
@@ -474,8 +474,9 @@ class BoxPlan(NamedTuple):
 class Planned(NamedTuple):
     """Say all that a schedule does beside its tile and stages, so that its cycles can be told apart from others'.
 
-    ``copied``: which operands are copied first; ``boxes``: TMA brings them, in ``cluster`` as :class:`BoxPlan` has it,
-    by a warp of its own or not.
+    ``copied``: which operands are copied first, by warpgroups those to rows of whole sectors, by boxes of whole cache
+    lines; rows that are no whole vectors are copied whatever it says, but by warps. ``boxes``: TMA brings operands, in
+    ``cluster`` as :class:`BoxPlan` has it, by a warp of its own or not.
     """
 
     parts: int = 1
@@ -487,9 +488,10 @@ class Planned(NamedTuple):
     def __str__(self) -> str:
         said = [f"{self.parts} parts"] if self.parts > 1 else []
         said += [f"{operand} copied first" for operand, first in zip("AB", self.copied) if first]
-        said += ["boxes by a warp of its own" if self.own_warp else "boxes"] if self.boxes else []
+        said += ["boxes"] if self.boxes else []
+        said += ["a warp of its own"] if self.own_warp else []
         said += [f"clusters of {self.cluster[0]}x{self.cluster[1]}"] if self.cluster != (1, 1) else []
-        return ", ".join(said) or "in one part, nothing copied first"
+        return ", ".join(said) or "one part"
 
 
 def plan_by_warps(choice: Choice, problem: Matmul, machine: Machine, parts: int) -> Planned:
@@ -538,6 +540,8 @@ def planned_cycles(choice: Choice, problem: Matmul, machine: Machine, planned: P
     parts, copied = planned.parts, planned.copied
     if isinstance(choice.tile, WarpTile):
         return _by_warps(choice, problem, machine, parts, copied)
+    of_a, of_b = _unaligned(problem, VECTOR_BYTES)  # which are copied whatever is planned
+    copied = copied[0] or of_a, copied[1] or of_b
     if not planned.boxes:
         return float(_by_warpgroups(choice, problem, machine, [parts], [copied]).min())
     plans = [BoxPlan(copied, planned.cluster)]

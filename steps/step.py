@@ -205,8 +205,10 @@ class Step:
             return config.planned
         if tiles.plan is None:
             raise TypeError(f"{self.name}[{form.name}] plans nothing")
+        from tensorir_ladder.schedules.cost import parts_for  # which a step without plans does not stand on
+
         choice = Choice(config.tile, config.stages)
-        parts = tiles.parts(problem, choice, config.machine) if tiles.parts and form.splits_k else 1
+        parts = (tiles.parts or parts_for)(problem, choice, config.machine) if form.splits_k else 1
         return tiles.plan(choice, problem, config.machine, parts)
 
     def default_variant(self, async_copy: bool = True) -> str:
@@ -247,13 +249,14 @@ class Step:
             )
         choice = Choice(config.tile, config.stages)
         ways = ways_to_plan(choice, problem, plan(choice, problem, config.machine, planned.parts))
-        if planned not in ways:
-            raise IllegalSchedule(
-                f"{self.name}[{form.name}] {config.tile} cannot take {problem.shape} {problem.layout} so",
-                value=planned,
-                limit="; ".join(map(str, ways)),
-                remedy="give one of these, or leave planned out",
-            )
+        for name, value, able in zip(planned._fields, planned, zip(*ways)):
+            if value not in able:
+                raise IllegalSchedule(
+                    f"{self.name}[{form.name}] {config.tile} cannot take {problem.shape} {problem.layout} so",
+                    value=f"{name} {value}",
+                    limit=" or ".join(map(str, dict.fromkeys(able))),
+                    remedy="give one of these, or leave planned out",
+                )
 
     def check_tile(self, tile: BlockTile) -> None:
         """Raise IllegalTile for a tile of another family than the step's."""

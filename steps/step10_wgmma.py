@@ -41,7 +41,6 @@ from tensorir_ladder.schedules.cost import (
     Planned,
     box_cycles,
     box_parts,
-    parts_for,
     plan_by_boxes,
     plan_by_warpgroups,
     wgmma_cycles,
@@ -176,7 +175,6 @@ TILES = TileSet.of(
         WarpgroupTile(block=(64, 256, 64), warpgroups=(1, 1)),
     ),
     cost=wgmma_cycles,
-    parts=parts_for,
     plan=plan_by_warpgroups,
 )
 # Widths between, for what these leave of the last wave, and rings so short that blocks share a multiprocessor. Those

@@ -159,6 +159,13 @@ class KeptLaunches:
         """
         raise NotImplementedError
 
+    def _value(self, parameter: Parameter, addresses: Mapping[str, int]) -> Any:
+        """Make the value that the driver is given for a parameter: of a buffer, by its address."""
+        address = addresses[parameter.buffer]
+        if isinstance(parameter, TensorMap):
+            return self._kernel.driver.encode(parameter, address)
+        return ctypes.c_void_p(address)
+
     def _prepared(self, stream: int, values: Sequence[Any]) -> Callable[[], int]:
         """Prepare a launch with parameters of these values."""
         parameters = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
@@ -197,13 +204,8 @@ class Launcher(KeptLaunches):
         return self._prepared(stream, [self._value(parameter, by_name) for parameter in self._parameters])
 
     def _value(self, parameter: Parameter, addresses: Mapping[str, int]) -> Any:
-        """Make the value that the driver is given for a parameter."""
-        if isinstance(parameter, RowCount):
-            return ctypes.c_int32(self._rows)
-        address = addresses[parameter.buffer]
-        if isinstance(parameter, TensorMap):
-            return self._kernel.driver.encode(parameter, address)
-        return ctypes.c_void_p(address)
+        """Make the value of a parameter, which may be the number of rows."""
+        return ctypes.c_int32(self._rows) if isinstance(parameter, RowCount) else super()._value(parameter, addresses)
 
 
 def _with_matrices(plan: LaunchPlan, matrices: Mapping[str, Rows]) -> list[Parameter]:

@@ -12,13 +12,14 @@ from typing import Protocol
 
 from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.build import Case
-from tensorir_ladder.harness.built_schedules import build_schedule, find_schedule
+from tensorir_ladder.harness.built_schedules import SCHEDULES, build_schedule, find_schedule
 from tensorir_ladder.harness.commands.options import UsageError, add_jobs
 from tensorir_ladder.harness.commands.printing import progress
 from tensorir_ladder.harness.commands.values import whole
 from tensorir_ladder.harness.lab.workers import Lost, Tell, each_in_a_process
 from tensorir_ladder.harness.machines import DEFAULT_ARCH, choosing_machine, machine_for
 from tensorir_ladder.kernels.codegen import toolchain
+from tensorir_ladder.kernels.codegen.build_cache import cache_folder
 from tensorir_ladder.kernels.codegen.toolchain import Compiler
 from tensorir_ladder.kernels.fused_epilogue import PLAIN
 from tensorir_ladder.schedules.cost import Machine
@@ -140,7 +141,7 @@ def build_ahead(wanted: Sequence[Ahead], jobs: int) -> None:
     Raises UsageError where nothing can be kept, NotBuilt with the first kernel that was not; NoCompiler.
     """
     compiler = toolchain.require_compiler()
-    if KERNELS.folder() is None:
+    if None in (KERNELS.folder(), SCHEDULES.folder()):
         raise UsageError("what is built ahead would not be found again: the build cache is not used, see above")
     waiting = [one for one in wanted if not one.is_kept(compiler)]
     if not waiting:
@@ -151,7 +152,7 @@ def build_ahead(wanted: Sequence[Ahead], jobs: int) -> None:
             if isinstance(result, Lost):
                 raise NotBuilt(f"{one}: {result.reason}; what was built before it is kept")
             if not one.is_kept(compiler):
-                raise NotBuilt(f"{one} was built and is not kept: {KERNELS.folder()} takes no file; free space there")
+                raise NotBuilt(f"{one} was built and is not kept: {cache_folder()} takes no file; free space there")
 
 
 def read_shapes(path: Path) -> list[Matmul]:

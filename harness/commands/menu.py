@@ -60,6 +60,7 @@ from tensorir_ladder.harness.schedule_menus import (
     with_schedule_times,
 )
 from tensorir_ladder.harness.shapes import MOST_SHAPES, draw_shapes
+from tensorir_ladder.harness.verify import WrongResult
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.schedules import left_over as of_schedules
 from tensorir_ladder.schedules.workloads import Matmul
@@ -76,6 +77,7 @@ from tensorir_ladder.torch_ops.estimates import (
 )
 
 SCHEDULES = "schedules"  # a group of its own: others' files, and other trees
+FEWEST_GROWN = 100  # shapes of which trees are better than another GPU's
 NO_GROWER = "scikit-learn is not installed: pip install -e '.[menu]', then ladder menu --grow"
 RECORDED = "; of other shapes the time of what the call chose, from records of `ladder bench`"
 
@@ -89,7 +91,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--drawn", type=between(1, MOST_SHAPES), metavar="DRAWN", help=text)
     text = f"groups of shapes ({','.join(MENU_GROUPS)}); or {SCHEDULES}: time schedules instead of the call's kernels"
     parser.add_argument("--shapes", type=_groups, default=MENU_GROUPS, metavar="GROUPS", help=text)
-    parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help="operands of schedules (float16)")
+    parser.add_argument("--dtype", choices=DTYPES, help=f"operands of {SCHEDULES} (float16)")
     text = "begin no shape after so many seconds of timing (none)"
     parser.add_argument("--time-limit", type=between(1, 10**6, float), default=math.inf, metavar="SECONDS", help=text)
     parser.add_argument("--dry-run", action="store_true", help="draw and build, and time nothing")
@@ -168,10 +170,11 @@ def _grow_all(results: Path, out: Path) -> int:
 
 
 def _grow_schedules(menus: ScheduleMenus, dtype: str, out: Path) -> None:
-    """Grow the trees of a GPU's schedules of a dtype, where some were timed."""
-    if not getattr(menus, dtype):
+    """Grow the trees of a GPU's schedules of a dtype, where enough were timed to do without another GPU's."""
+    if (count := len(getattr(menus, dtype))) < FEWEST_GROWN:
+        print(f"trees of {dtype} schedules stay as they are: {count} shapes are timed, fewer than {FEWEST_GROWN}")
         return
-    machine = machine_for(DEFAULT_ARCH).of_gpu(menus.gpu).for_choices()
+    machine = machine_for(DEFAULT_ARCH).of_gpu(menus.gpu, menus.multiprocessors).for_choices()
     path = of_schedules.path_of(menus.gpu, FILES[dtype])
     path = path if out == FOLDER else out / "grown" / path.name
     _write_grown(schedule_times(menus, dtype, machine), path, f"{menus.gpu}, {menus.origin}")
@@ -198,8 +201,15 @@ def _write_grown(times: Times, path: Path, origin: str) -> None:
 
 def run(options: argparse.Namespace, command: str) -> int:
     """Build all that is timed, time it shape by shape, then fit the choice to it."""
-    if SCHEDULES in options.shapes and not (options.records or options.grow):
+    if SCHEDULES in options.shapes:
+        if options.records or options.grow:
+            raise UsageError(f"--records and --grow time nothing: leave out --shapes {SCHEDULES}")
+        options.dtype = options.dtype or DTYPES[0]
         return _time_schedules(options, command)
+    if options.dtype:
+        raise UsageError(
+            f"--dtype {options.dtype}: of --shapes {SCHEDULES} alone; the call's kernels are timed in float16"
+        )
     options.out = options.out or FOLDER
     if options.records:
         if options.dry_run or options.drawn:
@@ -264,44 +274,60 @@ def _time_schedules(options: argparse.Namespace, command: str) -> int:
         raise UsageError(f"--drawn: {SCHEDULES} are timed as they are drawn; give --count")
     out, compiler = options.out or RESULTS, toolchain.require_compiler()
     check_writable(out)
-    here = execution.gpu_present() and not options.dry_run
-    machine = execution.gpu_machine() if here else machine_for(DEFAULT_ARCH)
-    path = menus_path(out, machine.gpu)
-    menus = read_menus(path) if path.exists() else ScheduleMenus(machine.gpu, "")
-    drawn = [one.problem for one in draw_shapes(SCHEDULES, options.seed, options.count, options.dtype)]
+    machine = execution.gpu_machine() if execution.gpu_present() else machine_for(DEFAULT_ARCH)
+    if machine.arch != DEFAULT_ARCH:
+        raise UsageError(
+            f"--shapes {SCHEDULES}: trees are grown for {DEFAULT_ARCH}, and the {machine.gpu} is {machine.arch}"
+        )
+    path, drawn = menus_path(out, machine.gpu), draw_shapes(SCHEDULES, options.seed, options.count, options.dtype)
+    products = [one.problem for one in drawn]
     if options.dry_run:
-        count = len(_schedules_built(drawn, machine, options.jobs))
+        count = len(_schedules_built(products, machine, options.jobs))
         print(f"{count} schedules of {len(drawn)} shapes are built; none is timed: --dry-run")
         return 0
-    backend, end = execution.GpuBackend(), time.monotonic() + options.time_limit
-    if (origin := _origin(command)) not in menus.origin:
-        menus = msgspec.structs.replace(menus, origin=f"{menus.origin}; {origin}".removeprefix("; "))
-    with Journal(out, "menu", [command, machine.gpu, list(map(str, drawn))], str) as journal:
-        waiting = unfinished(drawn, lambda problem: str(problem) in journal.entries, "shapes")
+    backend, empty, wrong = execution.GpuBackend(), ScheduleMenus(machine.gpu, "", machine.multiprocessors), []
+    with Journal(out, "menu", [command, machine.gpu, list(map(str, products))], str) as journal:
+        waiting = unfinished(products, lambda problem: str(problem) in journal.entries, "shapes")
         built = _schedules_built(waiting, machine, options.jobs)
+        end = time.monotonic() + options.time_limit
         for problem, of_one in itertools.groupby(built, lambda case: case.problem):
             if time.monotonic() >= end:
                 break
             taken = list(of_one)
-            own, cublas_us = time_schedules(taken, backend, compiler)
+            try:
+                own, cublas_us = time_schedules(taken, backend, compiler)
+            except WrongResult as error:  # one of many: the others are timed
+                wrong.append(error)
+                print(f"wrong result: {error}", flush=True)
+                continue
             us, fastest = min(zip(own, map(str, taken)))
             chosen = f"the chosen one takes {own[0] / us:.3f} times as long"
             print(f"{fastest}: {us:.2f} us, {cublas_us / us:.3f} of cuBLAS, {chosen}", flush=True)
-            menus = with_schedule_times(menus, taken, own, cublas_us)
+            menus = read_menus(path) if path.exists() else empty  # another run may have added to it since
+            menus = with_schedule_times(_originating(menus, command), taken, own, cublas_us)
             write_atomically(path, menus_bytes(menus))  # what was timed is kept, whatever becomes of the rest
             journal.add(str(problem))
         timed = len(journal.entries)
         if timed == len(drawn):
             journal.finish()
+    if wrong:
+        raise WrongResult(f"{wrong[0]}; {len(wrong)} shapes in all, which the same command times again")
     if not timed:
         print(f"none of {len(drawn)} shapes is timed in the time given, and nothing is written")
         return 0
     print(f"{timed} of {len(drawn)} shapes are timed, in {path}")
     if importlib.util.find_spec("sklearn"):
-        _grow_schedules(menus, options.dtype, FOLDER if options.out is None else out)
+        _grow_schedules(read_menus(path), options.dtype, FOLDER if options.out is None else out)
     else:
         print(f"trees stay as they are: {NO_GROWER}")
     return 0
+
+
+def _originating(menus: ScheduleMenus, command: str) -> ScheduleMenus:
+    """Note once where times are from that a file has more."""
+    origin = _origin(command)
+    known = origin in menus.origin
+    return menus if known else msgspec.structs.replace(menus, origin=f"{menus.origin}; {origin}".removeprefix("; "))
 
 
 def _schedules_built(products: Sequence[Matmul], machine: Machine, jobs: int) -> list[Case]:

@@ -22,7 +22,7 @@ import tvm_ffi
 
 from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.environment import ROOT, gpu_identity, host_cpu, sources_digest, versions
-from tensorir_ladder.harness.execution import Backend, LlvmBackend
+from tensorir_ladder.harness.execution import Backend, LlvmBackend, run_guarded
 from tensorir_ladder.harness.fleet.messages import IDENTITY, MEASURE, PREPARE, Answer, Identity, Module, Request
 from tensorir_ladder.harness.fleet.processes import end_group
 from tensorir_ladder.harness.race import Contender, Plan, Rounds
@@ -222,10 +222,8 @@ class LlvmPlace(Place):
     def _adapted(self, run: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arrays: Any) -> None:
             # TVM takes bfloat16 of its own tensors only, and memory that is aligned.
-            tensors = [tvm.runtime.tensor(array) for array in arrays]
-            run(*tensors)
-            for array, tensor in zip(arrays, tensors):
-                np.copyto(array, tensor.numpy())
+            for array, after in zip(arrays, run_guarded(run, *arrays)):
+                np.copyto(array, after)
 
         return call
 

@@ -18,6 +18,8 @@ from tensorir_ladder.schedules.errors import IllegalSchedule, IllegalWorkload
 from tensorir_ladder.schedules.workloads import MAX_ELEMENTS
 
 KERNELS = "tensorir_ladder.kernels"  # attribute of a function: the names of lowered kernels that it launches too
+# What TVM says where it has named a part of an array's extent behind the array.
+EXTENT_USED = re.compile(r"variable cse_v\d+ has been used before definition")
 _lowered: dict[str, tuple[ir.GlobalVar, tirx.PrimFunc]] = {}
 _one_compiler = threading.RLock()  # TVM has one such function for all threads
 
@@ -40,7 +42,8 @@ def generate(
 ) -> Generated:
     """Lower a module for one CUDA target by the passes of that name; needs neither a compiler nor a GPU.
 
-    IllegalWorkload where an index of the kernel, with whole tiles and groups of blocks, does not fit into 32 bits.
+    IllegalWorkload where an index of the kernel, with whole tiles and groups of blocks, does not fit into 32 bits;
+    IllegalSchedule where a kernel's own array has an extent that TVM takes for one known at run time only.
     """
     module = tirx.transform.BindTarget(target.with_host("llvm"))(mod)
     pipeline, _, finalize_device = tirx.get_tir_pipeline(tir_pipeline)
@@ -57,10 +60,34 @@ def generate(
                 limit=f"below {MAX_ELEMENTS}",
                 remedy="split the product along one of its extents",
             ) from error
+        except tvm.error.InternalError as error:
+            if not EXTENT_USED.search(str(error)):
+                raise
+            raise _unknown_extent("an expression") from error
     device_target, device = next(iter(devices.items()), (target, tvm.IRModule()))  # one target's, or none
     device = finalize_device()(device)
+    for array in _arrays(device):
+        if not all(isinstance(extent, tirx.IntImm) for extent in array.shape):
+            raise _unknown_extent(f"{array.name}: {list(array.shape)}")
     device.update(brought(mod))
     return Generated(host, device, _cuda_text(device, device_target))
+
+
+def _arrays(device: tvm.IRModule) -> list[tirx.Var]:
+    """List the arrays that kernels allocate."""
+    found: list[tirx.Var] = []
+    for function in device.functions.values():
+        tvm_ffi.structural_walk(function.body, (tirx.AllocBuffer, lambda array: found.append(array.buffer)))
+    return found
+
+
+def _unknown_extent(value: str) -> IllegalSchedule:
+    return IllegalSchedule(
+        "an array of a thread or a block has an extent that TVM 0.27 takes for one of run time",
+        value=value,
+        limit="numbers",
+        remedy="choose another tile (of 1, 2, 4 or 8 warps side by side), or give the function constant shapes",
+    )
 
 
 def with_kernels(function: tirx.PrimFunc, kernels: tvm.IRModule) -> tirx.PrimFunc:

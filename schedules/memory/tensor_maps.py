@@ -36,6 +36,7 @@ from tensorir_ladder.schedules.inspection import (
     loop_extent,
     loops_below,
     replaced,
+    terms_of,
     thread_tag,
 )
 from tensorir_ladder.schedules.isa import (
@@ -262,7 +263,7 @@ def _width(
     for condition, other in choices:
         if not isinstance(other, tirx.FloatImm | tirx.IntImm) or float(other.value):
             raise _no_box(sch, copy, "what lies beyond the source's edges", other, "zeros")
-        for part in _parts(condition):
+        for part in terms_of(condition):
             if not isinstance(part, tirx.LT):
                 raise _no_box(sch, copy, "a condition that is no edge of the source", part)
             pairs = zip(load.indices, load.source.shape)
@@ -283,12 +284,6 @@ def _ends_panels(
     panels, panel = int(shape[-3]), int(shape[-1])
     column = place[-3] * panel + place[-1]
     return (panels - 1) * panel < int(part.b) <= panels * panel and analyzer.can_prove_equal(part.a, column)
-
-
-def _parts(condition: ir.Expr) -> list[ir.Expr]:
-    if isinstance(condition, tirx.And):
-        return [*_parts(condition.a), *_parts(condition.b)]
-    return [condition]
 
 
 def encode_tensor_map(

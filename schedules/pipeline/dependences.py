@@ -42,6 +42,7 @@ from tensorir_ladder.schedules.inspection import (
     loops_of,
     scheduled_function,
     statements_of,
+    terms_of,
     thread_tag,
 )
 from tensorir_ladder.schedules.pipeline.one_barrier import declares_read, is_gate, is_hidden_read, retires
@@ -349,7 +350,7 @@ class LoopBody:
         if write.region is None or not write.certain or not all(_is_fixed(extent) for _, extent in own):
             return None
         mine = {var for var, _ in own}
-        conditions = [part for condition in write.conditions for part in _conjuncts(condition)]
+        conditions = [part for condition in write.conditions for part in terms_of(condition)]
         varying = [condition for condition in conditions if any(var in mine for var in _variables(condition))]
         fixed = [condition for condition in conditions if not any(condition.same_as(other) for other in varying)]
         found = sym.estimate_region_lower_bound(list(write.region), dict(own), _all(varying))
@@ -704,11 +705,6 @@ def _apart(one: ir.Range, other: ir.Range) -> ir.Expr:
 
 def _is_fixed(extent: ir.Range) -> bool:
     return isinstance(extent.extent, tirx.IntImm) and int(extent.extent) > 0
-
-
-def _conjuncts(condition: ir.Expr) -> list[ir.Expr]:
-    both = isinstance(condition, tirx.And)
-    return [part for side in (condition.a, condition.b) for part in _conjuncts(side)] if both else [condition]
 
 
 def _all(claims: Sequence[ir.Expr]) -> ir.Expr:

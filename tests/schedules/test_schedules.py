@@ -342,3 +342,29 @@ def test_the_last_pipeline_counts():
     assert plan.pass_config == required_pass_config(sch.mod) == {}
     pipeline_loop(sch, staged.loops.k_outer, 1)
     assert not sch.get(staged.loops.k_outer).annotations
+
+
+def cut_short() -> Schedule:
+    """Sums of 112 x 32 elements, of whose columns four are kept."""
+    x, part = te.placeholder((2, 112, 32), name="x"), te.reduce_axis((0, 2), name="part")
+    total = te.compute((112, 32), lambda i, j: te.sum(x[part, i, j], part), name="total")
+    return Schedule(te.create_prim_func([x, te.compute((112, 4), lambda i, j: total[i, j], name="kept")]))
+
+
+def test_sums_are_kept_before_a_loop_is_split_that_does_not_divide() -> None:
+    """Else TVM forgets which threads have none: the last 1,000 of 3,584 elements are 584."""
+    x = np.random.default_rng(0).standard_normal((2, 112, 32)).astype("float32")
+    sch = cut_short()
+    block = sch.get_sblock("total")
+    rows, columns, part = sch.get_loops(block)
+    accumulate_in_registers(sch, block, columns)
+    sch.split(sch.fuse(rows, columns), [None, 1000])
+    np.testing.assert_allclose(run(sch, x, shape=(112, 4)), x.sum(axis=0)[:, :4], rtol=1e-6)
+    sch = cut_short()
+    block = sch.get_sblock("total")
+    rows, columns, part = sch.get_loops(block)
+    columns, outputs = sch.split(columns, [None, 4])
+    _, thread = sch.split(sch.fuse(rows, columns), [None, 256])
+    sch.reorder(part, outputs)
+    with pytest.raises(IllegalSchedule, match=r"kept cuts the result short.*without .* < 112.*before the loop"):
+        accumulate_in_registers(sch, block, thread)

@@ -12,6 +12,7 @@ from tensorir_ladder.harness.build import Kernel, compiled, executable, lower
 from tensorir_ladder.harness.emulation import EmulatorBackend
 from tensorir_ladder.harness.execution import GpuBackend, LlvmBackend
 from tensorir_ladder.harness.verify import verify, verify_launch
+from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.tiles import TensorCoreTile
 from tensorir_ladder.schedules.workloads import Matmul
 
@@ -45,6 +46,13 @@ def test_columns_run_side_by_side_in_the_place_of_rows() -> None:
     kernel = lowered(200, n=64 * 48)
     assert kernel.blocks == 4 * 48
     assert "blockIdx.x) % 24" in kernel.body
+
+
+@pytest.mark.parametrize(("tile", "k"), [("32x96x32/32x32", 40), ("48x48x32/16x16", 300), ("160x160x32/32x32", 300)])
+def test_three_or_five_warps_side_by_side_are_refused_where_tvm_knows_no_extent(tile: str, k: int) -> None:
+    case = make_case(9, (46, 27, k), "any_m", dtype="float16", tile=TensorCoreTile.parse(tile), stages=3)
+    with pytest.raises(IllegalSchedule, match=r"an extent that TVM 0\.27 takes .*choose another tile"):
+        lower(case)
 
 
 @pytest.mark.parametrize("m", [1, 200])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import tvm_ffi
-from tvm import tirx
+from tvm import s_tir, tirx
 
 from tensorir_ladder.schedules.pipeline.dependences import COUNTED
 
@@ -35,8 +35,10 @@ def _walk(stmt: Any, known: Values, count: int, loops: Mapping[tirx.Var, tirx.Fo
             _walk(each, known, count, loops, found)
     elif isinstance(stmt, tirx.AttrStmt):
         _walk(stmt.body, known, count, loops, found)
-    elif hasattr(stmt, "iter_values"):
+    elif isinstance(stmt, s_tir.SBlockRealize):
         _walk_block(stmt, known, count, loops, found)
+    elif not isinstance(stmt, tirx.BufferStore | tirx.Evaluate):  # in which there are no blocks
+        raise TypeError(f"no way is known through {type(stmt).__name__}")
 
 
 def _walk_block(realize: Any, known: Values, count: int, loops: Mapping[tirx.Var, tirx.For], found: list[str]) -> None:
