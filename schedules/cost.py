@@ -475,7 +475,8 @@ class Planned(NamedTuple):
     """Say all that a schedule does beside its tile and stages, so that its cycles can be told apart from others'.
 
     ``copied``: which operands are copied first, by warpgroups those to rows of whole sectors, by boxes of whole cache
-    lines; rows that are no whole vectors are copied whatever it says, but by warps. ``boxes``: TMA brings operands, in
+    lines; rows that are no whole vectors are copied whatever it says. By warps it is these rows alone that may be, and
+    of others it says nothing. ``boxes``: TMA brings operands, in
     ``cluster`` as :class:`BoxPlan` has it, by a warp of its own or not.
     """
 
@@ -513,11 +514,18 @@ def plan_by_boxes(choice: Choice, problem: Matmul, machine: Machine, parts: int)
 def ways_to_plan(choice: Choice, problem: Matmul, planned: Planned) -> list[Planned]:
     """List all that a product's schedule by a tile can do in as many parts, by warps, warpgroups or boxes as planned.
 
-    Copies of operands first, clusters of blocks, and a warp of its own that brings boxes.
+    Copies of operands first, clusters of blocks, and a warp of its own that brings boxes. What means nothing stays as
+    it is planned.
     """
     tile = choice.tile
     if isinstance(tile, WarpTile):
-        return [planned._replace(copied=copied) for copied in _ways_to_copy_vectors(problem)]
+        of_a, of_b = _unaligned(problem, VECTOR_BYTES)
+        of_b = of_b and problem.layout == "nn"  # else its tiles are transposed on their way
+        ways = [
+            (first if of_a else planned.copied[0], second if of_b else planned.copied[1])
+            for first, second in _ways_to_copy_vectors(problem)
+        ]
+        return [planned._replace(copied=copied) for copied in dict.fromkeys(ways)]
     if not planned.boxes:
         ways = _ways_to_copy(problem, tile)
         return [planned._replace(copied=_mended(problem, tile, copied)) for copied in ways]

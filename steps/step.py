@@ -248,7 +248,8 @@ class Step:
                 remedy="give others, or leave planned out",
             )
         choice = Choice(config.tile, config.stages)
-        ways = ways_to_plan(choice, problem, plan(choice, problem, config.machine, planned.parts))
+        usual = plan(choice, problem, config.machine, planned.parts)
+        ways = ways_to_plan(choice, problem, usual._replace(copied=planned.copied))
         for name, value, able in zip(planned._fields, planned, zip(*ways)):
             if value not in able:
                 raise IllegalSchedule(

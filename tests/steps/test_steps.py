@@ -281,6 +281,7 @@ def test_blocks_that_leave_their_domains_are_found() -> None:
     [
         (7, "fitted", Planned(3, (True, False)), (33, 35, 131)),
         (7, "fitted", Planned(1, (False, True)), (33, 35, 131)),
+        (7, "fitted", Planned(4), (32, 32, 512)),
         (10, "rows", Planned(2, (True, False)), (130, 72, 712)),
         (10, "fitted", Planned(5), (130, 72, 712)),
         (10, "boxes", Planned(2, (True, True), True, (2, 1)), (130, 72, 712)),
@@ -365,7 +366,7 @@ def test_blocks_stay_in_their_domains(
         (7, "fitted", Planned(0), r"got 0, limit 1 to 45\)"),
         (10, "fitted", Planned(13), r"of 12 k tiles in such parts \(got 13, limit 1 to 12\)"),
         (10, "whole", Planned(2), r"got 2, limit 1 to 1\)"),
-        (7, "fitted", Planned(1, (False, False)), r"copied \(False, False\), limit \(True, True\)\)"),
+        (7, "fitted", Planned(1, own_warp=True), r"got own_warp True, limit False\)"),
         (10, "fitted", Planned(1, boxes=True), r"got boxes True, limit False\)"),
         (10, "fitted", Planned(1, cluster=(2, 1)), r"got cluster \(2, 1\), limit \(1, 1\)\)"),
         (10, "fitted", Planned(1, own_warp=True), r"got own_warp True, limit False\)"),
