@@ -354,7 +354,8 @@ def _lost(sch: Schedule, block: SBlockRV, before: list[ir.Expr]) -> list[ir.Expr
 
     Of loops of constant extents: beside others TVM has conditions, too, that always hold.
     """
-    loops = [sch.get(loop) for loop in sch.get_loops(block)]
+    loops: list[tirx.For] = []  # of all blocks: get_loops would become a part of the schedule's trace
+    tvm_ffi.structural_walk(sch.mod, (tirx.For, loops.append))
     known = {loop.loop_var for loop in loops if is_constant(loop.extent)}
     terms, lost = terms_of(condition_of(sch, block)), []
     for term in before:

@@ -112,6 +112,7 @@ def test_trees_are_grown_beside_a_gpu_s_file_and_the_choice_takes_them(
     small = msgspec.structs.replace(file, shapes=tuple(few))
     monkeypatch.setattr(menu_command, "all_cost_files", lambda: [small])
     monkeypatch.setattr(menu_command, "other_cost_files", lambda _: [])
+    monkeypatch.setattr(menu_command, "FEWEST_GROWN", 40)
     menus = read_menus(RESULTS / "h200-schedule-menus.json.xz")
     menus = msgspec.structs.replace(menus, float16=menus.float16[::8], float32=menus.float32[::8])
     menus_path(tmp_path, menus.gpu).write_bytes(menus_bytes(menus))
