@@ -37,7 +37,7 @@ SOURCES = (
     "schedules/grown/*.json",
     "steps/*.py",
     "kernels/**/*.py",
-    "torch_ops/rates.py",
+    "torch_ops/rates/*.py",
     "torch_ops/rates/*.json",
 )
 LOADED = digest_sources(ROOT, SOURCES)  # of what this process runs
@@ -52,7 +52,7 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is kept beside the cubin."""
+    """Describe what a cubin is kept with."""
 
     names: tuple[str, ...]
     launches: tuple[msgspec.Raw, ...]

@@ -140,14 +140,20 @@ class LlvmBackend(NumpyArrays):
 
     def load(self, kernel: Kernel) -> Any:
         """See :class:`Backend`."""
-        run = compile_serial(kernel.schedule_for_cpu.mod)["main"]
+        return guarded(compile_serial(kernel.schedule_for_cpu.mod)["main"])
 
-        def call(*arrays: np.ndarray) -> None:
-            # On copies, all of which are written back: a kernel that writes to its operands shows.
-            for array, after in zip(arrays, run_guarded(run, *arrays)):
-                np.copyto(array, after)
 
-        return call
+def guarded(function: Callable[..., Any]) -> Callable[..., None]:
+    """Make a function of TVM's one of numpy's arrays, by :func:`run_guarded`.
+
+    It runs on copies, all of which are written back: a kernel that writes to its operands shows.
+    """
+
+    def call(*arrays: np.ndarray) -> None:
+        for array, after in zip(arrays, run_guarded(function, *arrays)):
+            np.copyto(array, after)
+
+    return call
 
 
 def run_guarded(function: Callable[..., Any], *arrays: np.ndarray) -> list[np.ndarray]:

@@ -42,7 +42,7 @@ class NotBuilt(RuntimeError):
 
 
 class Ahead(Protocol):
-    """What is built ahead; it can be sent to another process, and its text names it."""
+    """Build and find again what is wanted ahead; it can be sent to another process, and its text names it."""
 
     def is_kept(self, compiler: Compiler) -> bool:
         """Tell whether it was built before."""

@@ -22,7 +22,7 @@ import tvm_ffi
 
 from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.environment import ROOT, gpu_identity, host_cpu, sources_digest, versions
-from tensorir_ladder.harness.execution import Backend, LlvmBackend, run_guarded
+from tensorir_ladder.harness.execution import Backend, LlvmBackend, guarded
 from tensorir_ladder.harness.fleet.messages import IDENTITY, MEASURE, PREPARE, Answer, Identity, Module, Request
 from tensorir_ladder.harness.fleet.processes import end_group
 from tensorir_ladder.harness.race import Contender, Plan, Rounds
@@ -220,12 +220,7 @@ class LlvmPlace(Place):
         return tvm.runtime.tensor(np.zeros(shape, dtype))
 
     def _adapted(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arrays: Any) -> None:
-            # TVM takes bfloat16 of its own tensors only, and memory that is aligned.
-            for array, after in zip(arrays, run_guarded(run, *arrays)):
-                np.copyto(array, after)
-
-        return call
+        return guarded(run)  # TVM takes bfloat16 of its own tensors only, and memory that is aligned
 
 
 class CpuArena:

@@ -78,6 +78,10 @@ def test_another_case_or_compiler_has_kernels_of_its_own(compiles: list[str]) ->
     assert find_schedule(SPLIT, SimpleNamespace(version="13.1")) is None
 
 
+def test_all_sources_that_kernels_follow_from_are_there() -> None:
+    assert [pattern for pattern in built_schedules.SOURCES if not [*built_schedules.ROOT.glob(pattern)]] == []
+
+
 def test_nothing_is_kept_of_sources_that_were_edited_since(compiles: list[str], monkeypatch) -> None:
     monkeypatch.setattr(built_schedules, "LOADED", "of before")
     build_schedule(PLAIN, MADE_UP)
