@@ -2,8 +2,7 @@
 
 Scheduling and lowering a case takes about half a second of one core, and its compilation more. Processes side by side
 do that ahead, and who measures loads what they left: launches as data, and a cubin
-(:mod:`kernels.codegen.build_cache`). They follow from the case, its GPU, and the versions of TVM, of the compiler and
-of this project's sources.
+(:mod:`kernels.codegen.kept_builds`). They follow from the case and its GPU.
 """
 
 from __future__ import annotations
@@ -14,22 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import tvm
-import tvm_ffi
 
 from tensorir_ladder.harness.build import ARRAYS, Case, Kernel, compiled, lower
 from tensorir_ladder.harness.execution import GpuBackend
-from tensorir_ladder.kernels.codegen.build_cache import BuildCache, digest_sources
+from tensorir_ladder.kernels.codegen.build_cache import BuildCache
 from tensorir_ladder.kernels.codegen.host_code import read_launches
+from tensorir_ladder.kernels.codegen.kept_builds import KeptBuilds, Sources
 from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, PlainBuffer, TensorMap, UnsupportedLaunch
 from tensorir_ladder.kernels.codegen.toolchain import Compiler
 from tensorir_ladder.schedules.memory.workspaces import pass_workspaces
 from tensorir_ladder.torch_ops.driver import Driver, cuda_driver
 from tensorir_ladder.torch_ops.launcher import CompiledKernel, KeptLaunches, load_kernel
 
-SCHEDULES, SUFFIX, HEAD_END = BuildCache("schedules"), ".kernels", b"\n"  # a line of the launches, then the cubin
-ROOT = Path(__file__).parents[1]
-SOURCES = (
+HEAD_END = b"\n"  # a line of the launches, then the cubin
+PATTERNS = (
     "harness/build.py",
     "harness/any_rows.py",
     "harness/machines.py",
@@ -40,7 +37,7 @@ SOURCES = (
     "torch_ops/rates/*.py",
     "torch_ops/rates/*.json",
 )
-LOADED = digest_sources(ROOT, SOURCES)  # of what this process runs
+SOURCES = Sources(Path(__file__).parents[1], PATTERNS)
 
 
 class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,37 +72,42 @@ class BuiltSchedule(msgspec.Struct, frozen=True):
     cubin: bytes
 
 
+def _written(built: BuiltSchedule) -> bytes:
+    launches = tuple(msgspec.Raw(launch.to_json()) for launch in built.launches)
+    head = _Head(built.names, launches, built.memory, **built.digests)
+    return msgspec.json.encode(head) + HEAD_END + built.cubin
+
+
+def _read(content: bytes) -> BuiltSchedule:
+    """Read what :func:`_written` wrote; ValueError, as msgspec's errors are, for anything else."""
+    head, _, cubin = content.partition(HEAD_END)
+    found = msgspec.json.decode(head, type=_Head)
+    launches = tuple(LaunchPlan.from_json(bytes(launch)) for launch in found.launches)
+    digests = {name: getattr(found, name) for name in ("source_sha256", "cubin_sha256", "arch")}
+    return BuiltSchedule(found.names, launches, found.memory, digests, cubin)
+
+
+SCHEDULES = KeptBuilds(BuildCache("schedules"), ".kernels", SOURCES, _written, _read)
+
+
 def build_schedule(case: Case, compiler: Compiler) -> BuiltSchedule:
     """Return a case's kernels: those that are kept, or else new ones, which then are kept.
 
-    Nothing is kept where sources were edited since this process loaded them: it may have made the kernels of both.
     Raises what lowering and compiling raise; UnsupportedLaunch for launches of anything but matrices, or that depend on
     a call's extents; TypeError for a step that is an explicit kernel.
     """
     if case.step.explicit:
         raise TypeError(f"{case} is an explicit kernel, which torch_ops.launcher compiles and launches")
-    recent = digest_sources(ROOT, SOURCES) == LOADED
-    found = find_schedule(case, compiler) if recent else None
-    if found is None:
-        found = _built(compiled(lower(case), compiler))
-        if recent:
-            SCHEDULES.put(_recipe(case, compiler), SUFFIX, _written(found))
-    return found
+    return SCHEDULES.get(_made_for(case), compiler, lambda: _built(compiled(lower(case), compiler)))
 
 
 def find_schedule(case: Case, compiler: Compiler) -> BuiltSchedule | None:
     """Return the kernels that are kept; None where there are none, or none that can be read."""
-    kept = SCHEDULES.find(_recipe(case, compiler), SUFFIX)
-    if kept is None:
-        return None
-    head, _, cubin = kept.content.partition(HEAD_END)
-    try:
-        found = msgspec.json.decode(head, type=_Head)
-        launches = tuple(LaunchPlan.from_json(bytes(launch)) for launch in found.launches)
-    except ValueError:  # msgspec's errors are ValueErrors
-        return None
-    digests = {name: getattr(found, name) for name in ("source_sha256", "cubin_sha256", "arch")}
-    return BuiltSchedule(found.names, launches, found.memory, digests, cubin)
+    return SCHEDULES.find(_made_for(case), compiler)
+
+
+def _made_for(case: Case) -> list[object]:
+    return [case.step.name, case.variant, str(case.tile), case.stages, case.planned, case.problem, case.machine]
 
 
 def _built(kernel: Kernel) -> BuiltSchedule:
@@ -121,18 +123,6 @@ def _built(kernel: Kernel) -> BuiltSchedule:
             "a parameter is no matrix", value=", ".join(map(str, others)), remedy="run it by harness.build.executable"
         )
     return BuiltSchedule(tuple(params[:ARRAYS]), launches, memory, kernel.digests, kernel.cubin.data)
-
-
-def _written(built: BuiltSchedule) -> bytes:
-    launches = tuple(msgspec.Raw(launch.to_json()) for launch in built.launches)
-    head = _Head(built.names, launches, built.memory, **built.digests)
-    return msgspec.json.encode(head) + HEAD_END + built.cubin
-
-
-def _recipe(case: Case, compiler: Compiler) -> str:
-    asked = [case.step.name, case.variant, str(case.tile), case.stages, case.planned, case.problem, case.machine]
-    versions = [tvm.__version__, tvm_ffi.__version__, compiler.version, LOADED]
-    return msgspec.json.encode([*asked, *versions]).decode()
 
 
 class LoadedSchedule:

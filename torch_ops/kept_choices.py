@@ -19,7 +19,7 @@ from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.torch_ops import estimates, left_over, rates
 from tensorir_ladder.torch_ops.choice import EXCHANGED, KERNELS, MENU, UPRIGHT, AnyChoice, Choice
 from tensorir_ladder.torch_ops.few_rows import Streamed
-from tensorir_ladder.torch_ops.kept import LOADED
+from tensorir_ladder.torch_ops.kept import SOURCES
 from tensorir_ladder.torch_ops.shifted import Shifting
 from tensorir_ladder.torch_ops.short_reductions import Unaligned
 
@@ -82,7 +82,7 @@ def keep_choice(choice: AnyChoice, *asked: object) -> None:
 
 def _recipe(asked: tuple[object, ...]) -> str:
     measured = [_digest(folder) for folder in (estimates.FOLDER, left_over.FOLDER, rates.FOLDER)]
-    return msgspec.json.encode([*asked, *measured, LOADED], enc_hook=str).decode()
+    return msgspec.json.encode([*asked, *measured, SOURCES.loaded], enc_hook=str).decode()
 
 
 @functools.cache

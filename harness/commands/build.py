@@ -141,7 +141,7 @@ def build_ahead(wanted: Sequence[Ahead], jobs: int) -> None:
     Raises UsageError where nothing can be kept, NotBuilt with the first kernel that was not; NoCompiler.
     """
     compiler = toolchain.require_compiler()
-    if None in (KERNELS.folder(), SCHEDULES.folder()):
+    if None in (KERNELS.cache.folder(), SCHEDULES.cache.folder()):
         raise UsageError("what is built ahead would not be found again: the build cache is not used, see above")
     waiting = [one for one in wanted if not one.is_kept(compiler)]
     if not waiting:

@@ -126,6 +126,12 @@ def transposed(tensor: Tensor) -> Tensor:
     return tensor.T
 
 
+def recipe(*made_for: Any) -> str:
+    """By what the call's kernel is kept: of a choice, a problem, a setting and a compiler."""
+    *what, compiler = made_for
+    return kept.KERNELS.recipe(kept._made_for(*what), compiler)
+
+
 @pytest.mark.parametrize(
     ("problem", "b"),
     [
@@ -145,7 +151,7 @@ def test_the_call_asks_for_the_kernel_that_is_built_ahead(
     monkeypatch.setattr(call, "require_compiler", lambda: SimpleNamespace(version="13.0"))
 
     def note(*made_for: Any) -> None:
-        asked.append(kept._recipe(*made_for))
+        asked.append(recipe(*made_for))
         raise LookupError
 
     monkeypatch.setattr(call, "build_kernel", note)
@@ -155,7 +161,7 @@ def test_the_call_asks_for_the_kernel_that_is_built_ahead(
         call.matmul(Tensor.empty((problem.m, problem.k), problem.dtype), b)
     call.gpu_machine.cache_clear()
     ahead = ToBuild(problem, "NVIDIA H200", 132).made_for
-    assert asked == [kept._recipe(*ahead, SimpleNamespace(version="13.0"))]
+    assert asked == [recipe(*ahead, SimpleNamespace(version="13.0"))]
     odd = problem.k == 319
     assert [str(choice) for choice, *_ in ToBuild(problem, "NVIDIA H200", 132).kernels[1:]] == ["rows copied"] * odd
 

@@ -17,7 +17,7 @@ from tensorir_ladder.harness.build import Case, lower
 from tensorir_ladder.harness.built_schedules import (
     HEAD_END,
     SCHEDULES,
-    SUFFIX,
+    SOURCES,
     LoadedSchedule,
     build_schedule,
     find_schedule,
@@ -79,11 +79,11 @@ def test_another_case_or_compiler_has_kernels_of_its_own(compiles: list[str]) ->
 
 
 def test_all_sources_that_kernels_follow_from_are_there() -> None:
-    assert [pattern for pattern in built_schedules.SOURCES if not [*built_schedules.ROOT.glob(pattern)]] == []
+    assert [pattern for pattern in SOURCES.patterns if not [*SOURCES.root.glob(pattern)]] == []
 
 
 def test_nothing_is_kept_of_sources_that_were_edited_since(compiles: list[str], monkeypatch) -> None:
-    monkeypatch.setattr(built_schedules, "LOADED", "of before")
+    monkeypatch.setattr(SOURCES, "loaded", "of before")
     build_schedule(PLAIN, MADE_UP)
     build_schedule(PLAIN, MADE_UP)
     assert len(compiles) == 2
@@ -93,7 +93,8 @@ def test_nothing_is_kept_of_sources_that_were_edited_since(compiles: list[str], 
 @pytest.mark.parametrize("head", [b"", b"{}", b"[", b'{"names":["A"],"launches":[1],"memory":[]}'])
 def test_what_cannot_be_read_is_built_again(head: bytes, compiles: list[str]) -> None:
     build_schedule(PLAIN, MADE_UP)
-    SCHEDULES.put(built_schedules._recipe(PLAIN, MADE_UP), SUFFIX, head + HEAD_END)
+    recipe = SCHEDULES.recipe(built_schedules._made_for(PLAIN), MADE_UP)
+    SCHEDULES.cache.put(recipe, SCHEDULES.suffix, head + HEAD_END)
     assert find_schedule(PLAIN, MADE_UP) is None
     assert build_schedule(PLAIN, MADE_UP).launches
     assert len(compiles) == 2

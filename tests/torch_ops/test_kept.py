@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import tvm
 
 from support.cases import hopper
 from tensorir_ladder.kernels.codegen import build_cache
+from tensorir_ladder.kernels.codegen.build_cache import digest_sources
 from tensorir_ladder.kernels.codegen.host_code import launch_plan
 from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, PlainBuffer, Real, RowCount, TensorMap
 from tensorir_ladder.kernels.codegen.lowering import generate
@@ -98,7 +100,7 @@ def test_a_kernel_for_anything_else_is_another(builds: list[Any]) -> None:
 @pytest.mark.parametrize("package", ["tvm", "tvm_ffi"])
 def test_another_version_makes_its_own(package: str, builds: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     build()
-    monkeypatch.setattr(getattr(kept, package), "__version__", "0.0.1")
+    monkeypatch.setattr(importlib.import_module(package), "__version__", "0.0.1")
     build()
     assert len(builds) == 2
 
@@ -110,8 +112,8 @@ def test_other_sources_make_their_own_and_edited_ones_keep_nothing(
     (tmp_path / "kernels").mkdir()
     source = tmp_path / "kernels" / "ring.py"
     source.write_text("one")
-    monkeypatch.setattr(kept, "ROOT", tmp_path)
-    monkeypatch.setattr(kept, "LOADED", kept.digest_sources(tmp_path, kept.SOURCES))
+    monkeypatch.setattr(kept.SOURCES, "root", tmp_path)
+    monkeypatch.setattr(kept.SOURCES, "loaded", digest_sources(tmp_path, kept.SOURCES.patterns))
     build()
     source.write_text("another")
     for _ in range(2):
