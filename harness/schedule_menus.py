@@ -6,7 +6,7 @@ Trees are grown over them (:mod:`.grown_trees`), which correct what :func:`steps
 from __future__ import annotations
 
 import lzma
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from tensorir_ladder.harness.machines import Machine
 from tensorir_ladder.harness.menu import DIGITS, race_menu
 from tensorir_ladder.harness.records import gpu_slug
 from tensorir_ladder.kernels.codegen.toolchain import Compiler
-from tensorir_ladder.schedules.cost import Planned, first_choices, parts_beside, planned_cost, ways_to_plan
+from tensorir_ladder.schedules.cost import Planned, first_choices, planned_cost, plans_beside
 from tensorir_ladder.schedules.errors import DamagedFile
 from tensorir_ladder.schedules.tiles import Choice, WarpgroupTile, WarpTile
 from tensorir_ladder.schedules.workloads import Matmul
@@ -135,7 +135,8 @@ def scheduled_candidates(problem: Matmul, machine: Machine) -> list[Case]:
     others = []
     for _, config in likeliest[:PLANNED_OTHERWISE]:
         tiles, choice = step.tiles_of(config.variant), Choice(config.tile, config.stages)
-        for planned in _otherwise(choice, problem, config.planned):
+        splits = step.variant(config.variant).splits_k
+        for planned in plans_beside(choice, problem, config.planned, split=splits):
             cost = planned_cost(tiles, choice, problem, sees, planned)
             others.append(_Priced(cost, replace(config, planned=planned)))
     taken = [*likeliest, *sorted(others, key=lambda each: each.cost)[:OTHERWISE]]
@@ -143,15 +144,6 @@ def scheduled_candidates(problem: Matmul, machine: Machine) -> list[Case]:
         Case(step, problem, config.variant, config.tile, machine, config.stages, planned=config.planned)
         for _, config in taken
     ]
-
-
-def _otherwise(choice: Choice, problem: Matmul, planned: Planned) -> Iterator[Planned]:
-    """List plans that differ from one in a single thing."""
-    for parts in parts_beside(choice, problem, planned.parts):
-        yield planned._replace(parts=parts)
-    for other in ways_to_plan(choice, problem, planned):
-        if sum(one != another for one, another in zip(other, planned)) == 1:
-            yield other
 
 
 def time_schedules(taken: Sequence[Case], backend: GpuBackend, compiler: Compiler) -> tuple[list[float], float]:

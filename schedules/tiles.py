@@ -559,7 +559,8 @@ class TileSet:
     :func:`schedules.cost.block_tile_cost`), or the ``default``; ``parts`` are those that a split reduction has by a
     variant that splits (by default :func:`schedules.cost.parts_for`), ``plan`` what a schedule does besides, in so many
     parts (:class:`schedules.cost.Planned`), and ``left_over`` what is measured beside the cost of that
-    (:mod:`schedules.left_over`). ``launched_early``: from sm_90 on these kernels are launched early
+    (:mod:`schedules.left_over`); ``plans_again``: by that, another plan may be taken that differs in a single thing
+    (:func:`schedules.cost.cheapest_plan`). ``launched_early``: from sm_90 on these kernels are launched early
     (:func:`schedules.loops.launch_early`), and those whose times the models have were not. ``best`` are those that
     ``--tile best`` measures, and ``tuning`` those that ``tune`` does, in likely order.
     """
@@ -572,6 +573,7 @@ class TileSet:
     parts: Callable[..., int] | None = None
     plan: Callable[..., Any] | None = None
     left_over: Callable[..., float] | None = None
+    plans_again: bool = False
     launched_early: bool = False
 
     @classmethod
@@ -583,12 +585,13 @@ class TileSet:
         parts: Callable[..., int] | None = None,
         plan: Callable[..., Any] | None = None,
         left_over: Callable[..., float] | None = None,
+        plans_again: bool = False,
         launched_early: bool = False,
     ) -> Self:
         """Make a set of ``choices``, the first of which is the default; ``more`` are for tuning only."""
         best = tuple(dict.fromkeys(choice.tile for choice in choices))
         tuning = tuple(dict.fromkeys((*best, *more)))
-        return cls(choices[0], choices, best, tuning, cost, parts, plan, left_over, launched_early)
+        return cls(choices[0], choices, best, tuning, cost, parts, plan, left_over, plans_again, launched_early)
 
     @property
     def kind(self) -> type[BlockTile]:

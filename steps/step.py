@@ -205,11 +205,10 @@ class Step:
             return config.planned
         if tiles.plan is None:
             raise TypeError(f"{self.name}[{form.name}] plans nothing")
-        from tensorir_ladder.schedules.cost import parts_for  # which a step without plans does not stand on
+        from tensorir_ladder.schedules.cost import cheapest_plan  # which a step without plans does not stand on
 
         choice = Choice(config.tile, config.stages)
-        parts = (tiles.parts or parts_for)(problem, choice, config.machine) if form.splits_k else 1
-        return tiles.plan(choice, problem, config.machine, parts)
+        return cheapest_plan(tiles, choice, problem, config.machine, split=form.splits_k)
 
     def default_variant(self, async_copy: bool = True) -> str:
         """Return the variant that stands for the step, given whether the target has cp.async."""

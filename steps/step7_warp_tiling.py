@@ -224,6 +224,7 @@ FITTED = TileSet.of(
     parts=warp_parts,
     plan=plan_by_warps,
     left_over=left_by_warps,
+    plans_again=True,
     launched_early=True,
 )
 STEP = Step(
