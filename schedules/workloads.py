@@ -7,6 +7,7 @@ to its output dtype; elementwise workloads compute in that dtype too. Block name
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
 from collections.abc import Sequence
@@ -69,7 +70,7 @@ class Matmul:
     @property
     def itemsize(self) -> int:
         """Bytes of an element of the operands."""
-        return int(tvm_ffi.dtype(self.dtype).itemsize)
+        return _bytes_of(self.dtype)
 
     @property
     def shape(self) -> str:
@@ -340,6 +341,11 @@ def _rounded(tensor: te.Tensor, dtype: str) -> te.Tensor:
     if tensor.dtype == dtype:
         return tensor
     return te.compute(tensor.shape, lambda *index: tensor(*index).astype(dtype), name="round")
+
+
+@functools.cache
+def _bytes_of(dtype: str) -> int:
+    return int(tvm_ffi.dtype(dtype).itemsize)
 
 
 def _check_elements(what: str, *extents: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -11,10 +12,12 @@ import pytest
 
 from tensorir_ladder.harness.machines import DEFAULT_ARCH, machine_for
 from tensorir_ladder.schedules import cost, left_over
+from tensorir_ladder.schedules.cost import Machine, Planned
 from tensorir_ladder.schedules.errors import DamagedFile
 from tensorir_ladder.schedules.tiles import Choice, TileSet, WarpTile
 from tensorir_ladder.schedules.trees import LEAF, Trees, read_trees
 from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.steps.choice import choose_step
 from tensorir_ladder.steps.registry import find_steps
 from tensorir_ladder.torch_ops import left_over as of_calls
 from tensorir_ladder.torch_ops.estimates import all_cost_files
@@ -86,6 +89,69 @@ def test_of_equal_costs_what_trees_say_decides() -> None:
     assert cost.choose(tile_set, problem, machine) == choices[2]
     assert asked == [choices[0], choices[2]]
     assert cost.choice_cost(tile_set, choices[2], problem, machine) == 900
+
+
+def planning(plans_again: bool, fastest: Planned) -> TileSet:
+    """Step 7's tiles, by whose trees one plan is much the fastest, whatever the tile."""
+    tiles = find_steps()[7].tiles_of("fitted")
+
+    def left(_choice: Choice, _problem: Matmul, _machine: Machine, planned: Planned, _cycles: float) -> float:
+        return 0.1 if planned == fastest else 1.0
+
+    return replace(tiles, left_over=left, plans_again=plans_again)
+
+
+ODD = Matmul(442, 5967, 2243)  # rows of both are no whole vectors
+
+
+@pytest.mark.parametrize("changed", ["parts", "copied"])
+def test_what_trees_put_first_is_planned_where_it_differs_in_a_single_thing(changed: str) -> None:
+    machine = machine_for(DEFAULT_ARCH).for_choices()
+    for choice in find_steps()[7].tiles_of("fitted").choices[1:4]:
+        usual = cost.cheapest_plan(planning(False, Planned()), choice, ODD, machine, split=True)
+        others = {
+            "parts": usual._replace(parts=usual.parts + 1),
+            "copied": usual._replace(copied=(not usual.copied[0], usual.copied[1])),
+        }
+        both = others["parts"]._replace(copied=others["copied"].copied)
+        for again, asked, planned in (
+            (True, others[changed], others[changed]),
+            (False, others[changed], usual),  # of a set that does not
+            (True, both, usual),  # which differs in two
+        ):
+            tiles = planning(again, asked)
+            assert cost.cheapest_plan(tiles, choice, ODD, machine, split=True) == planned
+            if again:
+                assert cost.choice_cost(tiles, choice, ODD, machine, split=True) == cost.planned_cost(
+                    tiles, choice, ODD, machine, planned
+                )
+        whole = cost.cheapest_plan(planning(True, usual._replace(parts=2)), choice, ODD, machine, split=False)
+        assert whole.parts == 1, "a variant that does not split"
+
+
+def test_a_tile_is_chosen_by_what_it_would_be_planned_to_do() -> None:
+    """Of the tiles that are the cheapest as their formula plans, the one that another plan makes the cheapest."""
+    machine, split = machine_for(DEFAULT_ARCH).for_choices(), True
+    plain = planning(False, Planned())
+    first, second = sorted(
+        cost.first_choices(plain, ODD, machine, split=split),
+        key=lambda choice: cost.choice_cost(plain, choice, ODD, machine, split=split),
+    )[:2]
+    usual = cost.cheapest_plan(plain, second, ODD, machine, split=split)
+    wanted = usual._replace(parts=usual.parts + 1)
+
+    def left(choice: Choice, _problem: Matmul, _machine: Machine, planned: Planned, _cycles: float) -> float:
+        return 0.1 if (choice, planned) == (second, wanted) else 1.0
+
+    assert cost.choose(replace(plain, left_over=left), ODD, machine, split=split) == first
+    assert cost.choose(replace(plain, left_over=left, plans_again=True), ODD, machine, split=split) == second
+
+
+def test_the_schedule_does_what_it_was_priced_by() -> None:
+    """One part of 658 blocks, of which 528 run at once, took 1.2 times as long on an H200 as two (seed 2065)."""
+    problem, machine = Matmul(442, 5967, 2244), machine_for(DEFAULT_ARCH).for_choices()
+    step, config = choose_step(problem, machine)
+    assert step.plan(problem, config).parts == 2
 
 
 @pytest.mark.parametrize(("step", "variant"), [(7, "fitted"), (10, "fitted"), (10, "boxes")])
