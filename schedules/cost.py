@@ -699,7 +699,7 @@ def _by_warps(choice: Choice, problem: Matmul, machine: Machine, parts: int, cop
         raise TypeError(f"{tile} is no tile of warps on ordinary cores")
     m, n, k = problem.m, problem.n, problem.k
     unaligned = _unaligned(problem, VECTOR_BYTES)
-    k_of_part = math.ceil(-(-k // tile.block_k) / parts) * tile.block_k
+    k_of_part = tile.steps_of_part(k, parts)
     transposed = problem.layout == "nt"  # B, element by element, whatever its rows are
     if transposed:
         unaligned = unaligned[0], False
@@ -722,7 +722,7 @@ def _by_warps(choice: Choice, problem: Matmul, machine: Machine, parts: int, cop
         multiplying *= ONE_FIRST
     multiplying *= 1 + STRAIGHT_EDGE * (copies[0] / tile.block_n + copies[1] / tile.block_m)
     rounds = -(-busiest // resident)
-    multiplying += rounds * (k_of_part // tile.block_k) * SIMT_BARRIERS * rates.barrier_cycles
+    multiplying += rounds * -(-k_of_part // tile.block_k) * SIMT_BARRIERS * rates.barrier_cycles
     written_out = _written_out(tile) * choice.stages
     first_round = SIMT_STARTING + CODE_CYCLES * written_out + FETCHED_CYCLES * max(0.0, written_out - KEPT_CODE)
     starting = first_round * (1 + SIMT_AGAIN * (rounds - 1))

@@ -21,6 +21,7 @@ of it that one thread or warp computes; ``warpgroups`` how many share it, along 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ SWAPPED_REGISTERS = 8  # beside these, where pairs of sums are two rows'
 # latency of shared memory behind each other, as 16 warps of 64 outputs do.
 OUTPUTS_TO_READ_AHEAD = 128
 FLOAT_BYTES = 4  # of a WarpTile's operands and sums: two would share a bank of shared memory, were they smaller
+SHORTER_PAYS = 0.01  # of the steps of a reduction's parts: what must be left out for parts of no whole k tiles
 FLOATS = isa.VECTOR_BYTES // FLOAT_BYTES  # neighbouring columns of a thread, which it loads and stores at once
 
 
@@ -306,6 +308,24 @@ class WarpTile(_ByThread):
         """Warps of all slices (threadIdx.y) and their lanes (threadIdx.x)."""
         rows, columns = self.warps
         return rows * columns * self.slices, isa.WARP
+
+    def steps_of_part(self, k: int, parts: int = 1) -> int:
+        """Return how many steps of a reduction of ``k`` are computed in each of its parts.
+
+        A whole one has its own; slices, which have steps in turn, as many as each other. One of several parts has whole
+        k tiles, so that its rows begin with a cache line, unless a hundredth of them can be left out: 25 schedules took
+        0.98 of the time so, where less was to leave out 6 took 1.02 (geometric means, on an H200).
+        """
+        if parts == 1 and self.slices == 1:
+            return k
+        turn = self.slices * self.steps_in_turn
+        steps, tiles = (-(-k // (parts * whole)) * whole for whole in (turn, self.block_k))
+        return steps if parts == 1 or tiles - steps >= SHORTER_PAYS * tiles else tiles
+
+    @property
+    def steps_in_turn(self) -> int:
+        """Steps of k that a slice has before it is the next slice's turn: a vector, where its share is whole ones."""
+        return math.gcd(FLOATS, self.block_k // self.slices)
 
     @property
     def steps_ahead(self) -> int:

@@ -31,7 +31,8 @@ Variants, compared by name:
   second kernel adds up. An operand whose rows are no multiples of 16 bytes is copied straight from where it is,
   element by element, where that is sooner done than a copy of it in front; and results with such rows are collected
   in shared memory, so that neighbours are stored side by side. Tiles of a B stored [n, k] are transposed on their way:
-  threads then read along columns, and not four steps ahead along k, for which they lack registers. Threads have 8x8
+  threads then read along columns, and not four steps ahead along k, for which they lack registers. The last k tile
+  ends where the reduction does, for which slices have a k tile's steps in turn. Threads have 8x8
   outputs at most, and registers for no more, so that as many blocks are resident as without such copies. From sm_90 on
   kernels are launched while the one before them still runs.
 
@@ -54,6 +55,7 @@ from tensorir_ladder.schedules.loops import (
     bind_grid,
     bind_warps,
     can_launch_early,
+    end_within_tile,
     interleave_lanes,
     keep_resident,
     launch_early,
@@ -87,11 +89,13 @@ def schedule(problem: Matmul, config: Config) -> Schedule:
     sch = Schedule(problem.prim_func())
     tile, variant = config.tile, config.variant
     fit = fit_of(problem, config)
+    steps = tile.steps_of_part(problem.k, fit.parts)
     stages = min(config.stages, -(-config.k_tiles(problem) // fit.parts))
     scope = "shared.dyn" if fit.collected else tile.shared_scope(problem.itemsize, stages)
-    block = align_and_split(sch, tile, fit)
+    block = align_and_split(sch, tile, fit, steps)
     pad_to_tile(sch, block, [*(1 for _ in sch.get_loops(block)[:-3]), *tile.block])
-    loops = tile_for_warps(sch, interleave_lanes(sch, block, tile.lanes, transposed=fit.transposed), tile)
+    lanes = interleave_lanes(sch, block, tile.lanes, transposed=fit.transposed)
+    loops = tile_for_warps(sch, lanes, tile, slices_in_turn=variant == "fitted" and steps % tile.block_k > 0)
     sums, loops = sum_slices(sch, block, loops, scope)
     rows_together = 1 if variant == "no_raster" else 8
     grid = bind_grid(sch, [*loops.batch, *raster_blocks(sch, loops.block_row, loops.block_column, rows_together)])
@@ -115,6 +119,8 @@ def schedule(problem: Matmul, config: Config) -> Schedule:
     for operand in (0, 1):
         read_through_registers(sch, sums, operand, loops.k_inner)
     initialize_before(sch, sums, loops.k_outer)
+    if variant == "fitted" and (stages > 1 or steps <= tile.block_k):  # else each step would ask
+        end_within_tile(sch, loops.k_outer, loops.k_inner, steps // tile.slices)
     reads_ahead = tile.steps_ahead > 0 and variant != "in_turn" and pipeline_reads(sch, loops.k_inner, stages)
     unroll_loop(sch, loops.k_inner)
     pipeline_loop(sch, loops.k_outer, stages, stages > 1, one_barrier=stages > 1, fill_ahead=reads_ahead)
@@ -148,16 +154,19 @@ def fit_of(problem: Matmul, config: Config) -> Fit:
     return Fit(planned.parts, (a_copied, b_copied and not transposed), bool(scattered and room), transposed)
 
 
-def align_and_split(sch: Schedule, tile: WarpTile, fit: Fit) -> SBlockRV:
-    """Bring rows that cp.async cannot copy in vectors to aligned ones, and cut the reduction; return what to tile."""
+def align_and_split(sch: Schedule, tile: WarpTile, fit: Fit, steps: int) -> SBlockRV:
+    """Bring rows that cp.async cannot copy in vectors to aligned ones, and cut the reduction; return what to tile.
+
+    Each of several parts has so many steps.
+    """
     block = sch.get_sblock("matmul")
+    rounded = (tile.block_m, tile.block_n, tile.block_k if fit.parts == 1 else steps * fit.parts)
     if any(fit.copied):
-        rounded = (tile.block_m, tile.block_n, tile.block_k * fit.parts)
         align_operands(sch, block, rounded, row_bytes=[VECTOR_BYTES if first else 1 for first in fit.copied])
     if fit.parts == 1:
         return block
-    pad_to_tile(sch, block, (tile.block_m, tile.block_n, tile.block_k * fit.parts))  # so that sums have whole rows
-    split = split_reduction(sch, block, fit.parts, tile.block_k)
+    pad_to_tile(sch, block, rounded)  # so that sums have whole rows
+    split = split_reduction(sch, block, fit.parts, steps)
     add_parts(sch, split)
     return split.partial
 

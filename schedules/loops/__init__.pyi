@@ -3,6 +3,7 @@ from .early_launch import flag_kernel as flag_kernel
 from .early_launch import flag_launches as flag_launches
 from .early_launch import flagged as flagged
 from .early_launch import launch_early as launch_early
+from .last_tile import end_within_tile as end_within_tile
 from .layout import contraction_loops as contraction_loops
 from .layout import flatten_contraction as flatten_contraction
 from .layout import pad_to_tile as pad_to_tile

@@ -127,7 +127,7 @@ def interleave_lanes(
     return LaneLoops(tuple(batch), row_group, lane_row, column_group, lane_column, tuple(vectors), reduction)
 
 
-def tile_for_warps(sch: Schedule, lanes: LaneLoops, tile: WarpTile) -> WarpTileLoops:
+def tile_for_warps(sch: Schedule, lanes: LaneLoops, tile: WarpTile, *, slices_in_turn: bool = False) -> WarpTileLoops:
     """Cut interleaved loops into block tiles, slices of the k tile, warps and a thread's own outputs; reorder them.
 
     ::
@@ -138,7 +138,10 @@ def tile_for_warps(sch: Schedule, lanes: LaneLoops, tile: WarpTile) -> WarpTileL
                      for k_outer < K / block_k:  for k_inner < block_k / slices:
                        for row < thread_m:  for column < thread_n / 4:  for v < 4:  C' += ...
 
-    ``lanes`` are those that :func:`interleave_lanes` made for ``tile.lanes``; extents must divide.
+    ``lanes`` are those that :func:`interleave_lanes` made for ``tile.lanes``; extents must divide. A slice has
+    neighbouring steps of a k tile. ``slices_in_turn``: a vector of them, then the next slice has one
+    (:attr:`WarpTile.steps_in_turn`), so that all have as many steps of a k tile that ends early
+    (:func:`schedules.loops.end_within_tile`).
 
     Raises
     ------
@@ -149,8 +152,17 @@ def tile_for_warps(sch: Schedule, lanes: LaneLoops, tile: WarpTile) -> WarpTileL
     block_row, warp_row, row = sch.split(lanes.row_group, [None, tile.warps[0], tile.thread_m])
     columns = tile.thread_n // prod(loop_extent(sch, loop) for loop in lanes.vector)
     block_column, warp_column, column = sch.split(lanes.column_group, [None, tile.warps[1], columns])
-    steps = [tile.slices, tile.block_k // tile.slices] if tile.slices > 1 else [tile.block_k]
-    k_outer, *slices, k_inner = sch.split(lanes.reduction, [None, *steps])
+    steps = tile.block_k // tile.slices
+    if tile.slices == 1:
+        slices: list[LoopRV] = []
+        k_outer, k_inner = sch.split(lanes.reduction, [None, steps])
+    elif slices_in_turn:
+        turns = [steps // tile.steps_in_turn, tile.slices, tile.steps_in_turn]
+        k_outer, turn, *slices, step = sch.split(lanes.reduction, [None, *turns])
+        sch.reorder(*slices, turn, step)
+        k_inner = sch.fuse(turn, step)
+    else:
+        k_outer, *slices, k_inner = sch.split(lanes.reduction, [None, tile.slices, steps])
     loops = WarpTileLoops(
         batch=lanes.batch,
         block_row=block_row,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from tensorir_ladder.schedules.inspection import is_constant
 from tensorir_ladder.schedules.loops.layout import pad_to_tile
 from tensorir_ladder.schedules.loops.serpentine import walk_serpentine
 from tensorir_ladder.schedules.loops.tiling import bind_batched_grid, raster_blocks
@@ -36,7 +37,9 @@ class WarpContraction:
     """A contraction by warps: the loops that steps go on with, and its blocks.
 
     ``copies`` fill shared memory, one per operand; ``write_back`` stores results to where the function wants them;
-    ``total`` is the block that adds the slices up, None with one slice.
+    ``total`` is the block that adds the slices up, None with one slice. ``steps`` are how many iterations of
+    ``k_outer`` and ``k_inner`` are none of the padding's, for :func:`schedules.loops.end_within_tile`; None for a
+    reduction whose length only run time knows.
     """
 
     grid: LoopRV
@@ -46,6 +49,7 @@ class WarpContraction:
     copies: tuple[CooperativeFetch, ...]
     write_back: SBlockRV
     total: SBlockRV | None
+    steps: int | None
 
 
 def stage_for_warps(
@@ -98,8 +102,11 @@ def stage_for_warps(
     check_warp_contraction(sch, block)
     if transposed:
         check_runs_along_reduction(sch, block, 1)
+    extent = sch.get(sch.get_loops(block)[-1]).extent
+    steps = tile.steps_of_part(int(extent)) if is_constant(extent) else None
     pad_to_tile(sch, block, [1] * (len(sch.get_loops(block)) - 3) + list(tile.block))
-    loops = tile_for_warps(sch, interleave_lanes(sch, block, tile.lanes, transposed=transposed), tile)
+    lanes = interleave_lanes(sch, block, tile.lanes, transposed=transposed)
+    loops = tile_for_warps(sch, lanes, tile, slices_in_turn=steps is not None and steps % tile.block_k > 0)
     computing, loops = sum_slices(sch, block, loops, scope)
     grid = bind_batched_grid(sch, loops.batch, raster_blocks(sch, loops.block_row, loops.block_column, raster))
     lane = bind_warps(sch, loops)
@@ -118,4 +125,5 @@ def stage_for_warps(
     for operand in (0, 1):
         read_through_registers(sch, computing, operand, loops.k_inner)
     initialize_before(sch, computing, loops.k_outer)
-    return WarpContraction(grid, lane, loops.k_outer, loops.k_inner, (first, second), write_back, total)
+    steps_of_slice = None if steps is None else steps // tile.slices
+    return WarpContraction(grid, lane, loops.k_outer, loops.k_inner, (first, second), write_back, total, steps_of_slice)

@@ -47,6 +47,7 @@ from tensorir_ladder.schedules.inspection import (
     operand_regions,
 )
 from tensorir_ladder.schedules.isa import MMA_ARCH, PANEL, PTX_TYPES
+from tensorir_ladder.schedules.loops.last_tile import end_within_tile
 from tensorir_ladder.schedules.loops.tiling import K_TILES
 from tensorir_ladder.schedules.loops.unrolling import unroll_loop
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
@@ -619,6 +620,8 @@ def _by_warps(sch: Schedule, block: SBlockRV, shape: Shape, plan: Plan) -> None:
     tile, stages = cast(WarpTile, plan.choice.tile), plan.choice.stages
     warps = stage_for_warps(sch, block, tile, scope=tile.shared_scope(4, stages), transposed=_turns(shape))
     stages = _fitting(sch, warps.k_outer, stages)
+    if warps.steps is not None:
+        end_within_tile(sch, warps.k_outer, warps.k_inner, warps.steps)
     ahead = tile.steps_ahead > 0 and pipeline_reads(sch, warps.k_inner, stages)
     unroll_loop(sch, warps.k_inner)
     pipeline_loop(sch, warps.k_outer, stages, True, one_barrier=True, fill_ahead=ahead)

@@ -18,6 +18,7 @@ from tensorir_ladder.schedules.inspection import loop_extent, loop_extents
 from tensorir_ladder.schedules.loops import (
     bind_elements,
     bind_threads,
+    end_within_tile,
     flatten_contraction,
     pad_to_tile,
     tile_contraction,
@@ -368,3 +369,49 @@ def test_sums_are_kept_before_a_loop_is_split_that_does_not_divide() -> None:
     sch.reorder(part, outputs)
     with pytest.raises(IllegalSchedule, match=r"kept cuts the result short.*without .* < 112.*before the loop"):
         accumulate_in_registers(sch, block, thread)
+
+
+# A last tile that ends early
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+def test_a_convolution_s_last_tile_ends_where_its_reduction_does(stages: int) -> None:
+    """27 steps by tiles of 16, as an implicit product by threads: no bit changes, and 5 steps are not computed."""
+    data, weight = normal(1, 9, 9, 3), normal(3, 3, 3, 20)
+    outputs, texts = [], []
+    for ends in (True, False):
+        sch = Schedule(conv2d_nhwc(1, 9, 9, 3, 20, kernel=3, stride=1, padding=1))
+        block = sch.get_sblock("conv2d")
+        flatten_contraction(sch, block)
+        loops = stage_contraction(sch, block, TILE).loops
+        if ends:
+            end_within_tile(sch, loops.k_outer, loops.k_inner, 27)
+        unroll_loop(sch, loops.k_inner)
+        if stages > 1:
+            with pytest.warns(UserWarning, match="pipeline stages"):
+                pipeline_loop(sch, loops.k_outer, stages)
+        outputs.append(run(sch, data, weight, shape=(1, 9, 9, 20)))
+        texts.append(cuda_text(sch))
+    assert np.array_equal(*outputs)
+    np.testing.assert_allclose(outputs[0], convolve(data, weight, 1, 1), rtol=0, atol=1e-4)
+    ended, whole = map(len, texts)
+    assert ended < whole or stages == 1, "the last tile is written out by itself, and shorter"
+
+
+@pytest.mark.parametrize("steps", [0, 32, 49])
+def test_a_loop_does_not_end_in_another_tile_than_its_last(steps: int) -> None:
+    sch = Schedule(Matmul(64, 64, 48).prim_func())
+    loops = stage_contraction(sch, sch.get_sblock("matmul"), TILE).loops
+    before = sch.mod.script()
+    with pytest.raises(IllegalSchedule, match=f"{steps} steps of 3 tiles of 16, limit 33 to 48"):
+        end_within_tile(sch, loops.k_outer, loops.k_inner, steps)
+    assert sch.mod.script() == before
+    end_within_tile(sch, loops.k_outer, loops.k_inner, 48)
+    assert sch.mod.script() == before, "a last tile that is whole"
+
+
+def test_steps_are_those_of_a_loop_s_tiles() -> None:
+    sch = Schedule(Matmul(64, 64, 48).prim_func())
+    loops = stage_contraction(sch, sch.get_sblock("matmul"), TILE).loops
+    with pytest.raises(IllegalSchedule, match=r"not under.*pass the outer loop first"):
+        end_within_tile(sch, loops.k_inner, loops.k_outer, 40)

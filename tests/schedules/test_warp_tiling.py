@@ -10,6 +10,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import tvm_ffi
+from hypothesis import given
+from hypothesis import strategies as st
 from tvm import tirx
 from tvm.s_tir import Schedule
 
@@ -149,6 +151,65 @@ def test_a_product_is_right_however_it_is_fitted(
     sch = step7.schedule(Matmul(*shape, layout=layout), config("fitted", tile, 2))
     assert [name in workspaces_of(sch) for name in ("A_pad", "B_pad")] == list(fit.copied)
     close(run(sch, a, b, shape=shape[:2]), expected)
+
+
+def reads_of_a_step(kernel: Kernel) -> int:
+    """How often a thread's first element of A is read: once for each step that stands in the kernel."""
+    return len(re.findall(r"A\w*_local_ptr\w*\[0\] = ", kernel.body))
+
+
+@pytest.mark.parametrize(
+    ("tile", "k", "parts", "last"),
+    [
+        (SMALL, 50, 1, 2),  # of 16 steps
+        (SMALL, 48, 1, 16),
+        (NARROW, 70, 1, 4),  # 6 steps of 32 are left, and each of 4 slices has a vector's
+        (NARROW, 70, 2, 4),  # 35 steps are 48, of which 16 are left
+        (SMALL, 100, 3, 4),  # 34 steps are 36
+    ],
+    ids=str,
+)
+def test_a_last_k_tile_has_only_the_steps_that_are_left(
+    tile: WarpTile, k: int, parts: int, last: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written out behind the loop; its loop has all steps of a k tile, and no condition."""
+    monkeypatch.setattr(step7, "fit_of", lambda problem, config: step7.Fit(parts, (False, False)))
+    kernel = lower(make_case(7, (33, 36, k), "fitted", tile=tile, stages=2))
+    assert reads_of_a_step(kernel) == tile.block_k // tile.slices + last
+    assert "if (" not in main_loop(kernel.body), "no step asks whether it is one"
+
+
+@pytest.mark.filterwarnings("ignore:copied to")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("fit", [step7.Fit(1), step7.Fit(3), step7.Fit(2, (False, True))], ids=str)
+@pytest.mark.parametrize("tile", [SMALL, SLICED[4], AHEAD], ids=str)
+def test_steps_beyond_the_reduction_change_no_bit(
+    tile: WarpTile, fit: step7.Fit, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step7, "fit_of", lambda problem, config: fit)
+    shape = (33, 35, 5 * tile.block_k + 7)
+    a, b, _ = operands(shape, layout)
+
+    def output() -> np.ndarray:
+        sch = step7.schedule(Matmul(*shape, layout=layout), config("fitted", tile, 2))
+        return run(sch, a, b, shape=shape[:2])
+
+    ended = output()
+    monkeypatch.setattr(step7, "end_within_tile", lambda *_: None)
+    assert np.array_equal(ended, output())
+
+
+@given(st.integers(1, 5000), st.integers(1, 16), st.sampled_from([SMALL, *SLICED.values(), AHEAD]))
+def test_parts_have_all_steps_and_hardly_more(k: int, parts: int, tile: WarpTile) -> None:
+    steps = tile.steps_of_part(k, parts)
+    turn = tile.slices * tile.steps_in_turn
+    assert k <= steps * parts < k + tile.block_k * parts
+    assert steps % tile.slices == 0
+    assert -(-steps // tile.block_k) == -(-k // (tile.block_k * parts)), "as many k tiles as whole ones"
+    if parts == 1:
+        assert steps < k + (turn if tile.slices > 1 else 1)
+    else:
+        assert steps % turn == 0, "so that the next part's rows begin with a vector"
 
 
 @pytest.mark.sampled(3)
