@@ -140,6 +140,7 @@ SIMT_UNHIDDEN = 0.31  # of multiplying and of device memory's time, the shorter 
 SIMT_ADDING = 1.38  # what adding parts up takes longer than storing and reading them at the cache's rate
 SIMT_STARTING = 3590  # cycles until a round of blocks multiplies, but for its instructions
 SIMT_AGAIN = 0.35  # of that, of each round behind the first: others multiply meanwhile
+SIMT_IN_ALL = 0.956  # of all of it together, as 7,200 kernels of 400 products took in two later runs on H200s
 TALL_TURNS = 1.11  # of warps with more rows than columns
 FEW_SUMS, FEW_SUMS_TURNS = 64, 1.47  # threads with fewer sums read more operands for each: so many cycles for one
 DEEP_CODE, DEEP_TURNS = 2048, 1.04  # of k tiles of so many multiply-adds, written out
@@ -733,7 +734,7 @@ def _by_warps(choice: Choice, problem: Matmul, machine: Machine, parts: int, cop
     if tile.slices > 1:  # their sums, written to shared memory
         adding += busiest * tile.slices * tile.block_m * tile.block_n * 4 / SHARED_BYTES_PER_CYCLE
     longer, shorter = max(multiplying, memory), min(multiplying, memory)
-    return front + longer + SIMT_UNHIDDEN * shorter + starting + storing + adding
+    return SIMT_IN_ALL * (front + longer + SIMT_UNHIDDEN * shorter + starting + storing + adding)
 
 
 def _turns(tile: WarpTile, blocks: int, rates: CostRates) -> float:
