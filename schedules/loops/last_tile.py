@@ -26,8 +26,10 @@ def end_within_tile(sch: Schedule, outer: LoopRV, inner: LoopRV, steps: int) -> 
     instructions that are needed. Of 264 steps by tiles of 32 that saves a twelfth of the multiply-adds: on an H200 the
     float32 product 2902 x 540 x 264 takes 0.89 of its time before.
 
-    Each block under ``inner`` gets the condition as its predicate. Loops and blocks stay valid. Not recorded in the
-    schedule's trace: call it once blocks stand where they shall, before the loop is pipelined.
+    Each block under ``inner`` gets the condition as its predicate; without a pipeline each step asks. ``steps`` are the
+    reduction's own, before it was padded, shared out among slices (:class:`schedules.recipes.WarpContraction` says how
+    many): with fewer, sums would lack the rest, which cannot be seen here. Loops and blocks stay valid. Not recorded in
+    the schedule's trace: call it once blocks stand where they shall, before the loop is pipelined.
 
     Raises
     ------
