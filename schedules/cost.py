@@ -575,7 +575,7 @@ def ways_to_plan(choice: Choice, problem: Matmul, planned: Planned) -> list[Plan
     """
     tile = choice.tile
     if isinstance(tile, WarpTile):
-        of_a, of_b = _unaligned(problem, VECTOR_BYTES)
+        of_a, of_b = unaligned_rows(problem, VECTOR_BYTES)
         of_b = of_b and problem.layout == "nn"  # else its tiles are transposed on their way
         ways = [
             (first if of_a else planned.copied[0], second if of_b else planned.copied[1])
@@ -604,7 +604,7 @@ def planned_cycles(choice: Choice, problem: Matmul, machine: Machine, planned: P
     parts, copied = planned.parts, planned.copied
     if isinstance(choice.tile, WarpTile):
         return _by_warps(choice, problem, machine, parts, copied)
-    of_a, of_b = _unaligned(problem, VECTOR_BYTES)  # which are copied whatever is planned
+    of_a, of_b = unaligned_rows(problem, VECTOR_BYTES)  # which are copied whatever is planned
     copied = copied[0] or of_a, copied[1] or of_b
     if not planned.boxes:
         return float(_by_warpgroups(choice, problem, machine, [parts], [copied]).min())
@@ -699,7 +699,7 @@ def _by_warps(choice: Choice, problem: Matmul, machine: Machine, parts: int, cop
     if not isinstance(tile, WarpTile):
         raise TypeError(f"{tile} is no tile of warps on ordinary cores")
     m, n, k = problem.m, problem.n, problem.k
-    unaligned = _unaligned(problem, VECTOR_BYTES)
+    unaligned = unaligned_rows(problem, VECTOR_BYTES)
     k_of_part = tile.steps_of_part(k, parts)
     transposed = problem.layout == "nt"  # B, element by element, whatever its rows are
     if transposed:
@@ -752,7 +752,7 @@ def _written_out(tile: WarpTile) -> float:
     return tile.thread_m * tile.thread_n * tile.block_k / tile.slices
 
 
-def _unaligned(problem: Matmul, row_bytes: int) -> tuple[bool, bool]:
+def unaligned_rows(problem: Matmul, row_bytes: int) -> tuple[bool, bool]:
     """Return of both operands whether their rows are no multiples of so many bytes."""
     a, b = (length * problem.itemsize % row_bytes for length in (problem.k, problem.b_shape[1]))
     return bool(a), bool(b)
@@ -760,13 +760,13 @@ def _unaligned(problem: Matmul, row_bytes: int) -> tuple[bool, bool]:
 
 def _ways_to_copy_vectors(problem: Matmul) -> list[tuple[bool, bool]]:
     """List which of both operands may have rows of whole vectors: see :func:`copied_first`. The first way wins ties."""
-    of_a, of_b = ([True, False] if apart else [True] for apart in _unaligned(problem, VECTOR_BYTES))
+    of_a, of_b = ([True, False] if apart else [True] for apart in unaligned_rows(problem, VECTOR_BYTES))
     return [(first, second) for first in of_a for second in (of_b if problem.layout == "nn" else [first])]
 
 
 def _ways_to_copy(problem: Matmul, tile: BlockTile, row_bytes: int = SECTOR_BYTES) -> list[tuple[bool, bool]]:
     """List which of both operands may be copied first; the first way copies only what has to be, and wins ties."""
-    must, may = _unaligned(problem, VECTOR_BYTES), _unaligned(problem, row_bytes)
+    must, may = unaligned_rows(problem, VECTOR_BYTES), unaligned_rows(problem, row_bytes)
     of_a, of_b = (
         [True] if has_to else [False, True] if split and whole else [False]
         for has_to, split, whole in zip(must, may, _mended(problem, tile, (True, True), row_bytes))
@@ -811,7 +811,8 @@ def _by_warpgroups(
     for copied in ways:
         copied_bytes = (m * copied[0] + n * copied[1]) * k * itemsize
         front.append(_copying_cycles(copied_bytes, machine, WGMMA_COPIED, WGMMA_FRONT))
-        inside = zip(_unaligned(problem, SECTOR_BYTES), _mended(problem, tile, copied))  # rows begin inside of sectors
+        # Rows that begin inside of sectors.
+        inside = zip(unaligned_rows(problem, SECTOR_BYTES), _mended(problem, tile, copied))
         longer = [WGMMA_SPLIT_SECTORS - 1 if split and not mended else 0.0 for split, mended in inside]
         rows, columns = min(m, tile.block_m), min(n, tile.block_n)
         # Of a B stored [k, n] whole panels.

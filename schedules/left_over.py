@@ -17,7 +17,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tensorir_ladder.schedules.cost import Machine, Planned, block_count, resident_blocks
+from tensorir_ladder.schedules.cost import Machine, Planned, block_count, resident_blocks, unaligned_rows
 from tensorir_ladder.schedules.isa import PANEL, SECTOR_BYTES, VECTOR_BYTES, WARP
 from tensorir_ladder.schedules.tiles import Choice, WarpgroupTile, WarpTile
 from tensorir_ladder.schedules.trees import Trees, read_trees
@@ -66,9 +66,8 @@ def features(choice: Choice, problem: Matmul, machine: Machine, planned: Planned
     rounds = of_each / resident
     busiest, warps = math.ceil(of_each), tile.threads_per_block // WARP
     multiplied = busiest * block_m * block_n * math.ceil(k / planned.parts)  # by the busiest multiprocessor
-    a_straight, b_straight = (
-        bool(row % VECTOR_BYTES) and not first for row, first in zip((a_bytes, b_bytes), planned.copied)
-    )
+    apart = unaligned_rows(problem, VECTOR_BYTES)
+    a_straight, b_straight = (rows and not first for rows, first in zip(apart, planned.copied))
     return {
         "m": m,
         "n": n,

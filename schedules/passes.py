@@ -95,6 +95,12 @@ def root_of(function: tirx.PrimFunc) -> s_tir.SBlock | None:
     return function.body.block if isinstance(function.body, s_tir.SBlockRealize) else None
 
 
+def with_loop_body(loop: tirx.For, body: tirx.Stmt, annotations: Mapping[str, object] | None = None) -> tirx.For:
+    """Return a loop with another body and, where given, other annotations."""
+    kept = loop.annotations if annotations is None else annotations
+    return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, kept)
+
+
 def with_body(
     block: s_tir.SBlock,
     body: tirx.Stmt,

@@ -31,10 +31,10 @@ Variants, compared by name:
   second kernel adds up. An operand whose rows are no multiples of 16 bytes is copied straight from where it is,
   element by element, where that is sooner done than a copy of it in front; and results with such rows are collected
   in shared memory, so that neighbours are stored side by side. Tiles of a B stored [n, k] are transposed on their way:
-  threads then read along columns, and not four steps ahead along k, for which they lack registers. The last k tile
-  ends where the reduction does, for which slices have a k tile's steps in turn. Threads have 8x8
-  outputs at most, and registers for no more, so that as many blocks are resident as without such copies. From sm_90 on
-  kernels are launched while the one before them still runs.
+  threads then read along columns, and not four steps ahead along k, for which they lack registers. The last k tile ends
+  where the reduction does, for which slices have a k tile's steps in turn. Threads have 8x8 outputs at most, and
+  registers for no more, so that as many blocks are resident as without such copies. From sm_90 on kernels are launched
+  while the one before them still runs.
 
 What to expect: the first of these kernels that is held back by multiply-adds rather than by their operands; most in
 large products. Small ones gain by slices. Operands are float32; 16-bit ones are for tensor cores, in step 8.

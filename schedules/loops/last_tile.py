@@ -8,7 +8,7 @@ from tvm.s_tir.schedule import LoopRV
 
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.inspection import loop_extent, loop_name, loops_of
-from tensorir_ladder.schedules.passes import replace_untraced
+from tensorir_ladder.schedules.passes import replace_untraced, with_loop_body
 
 
 def end_within_tile(sch: Schedule, outer: LoopRV, inner: LoopRV, steps: int) -> None:
@@ -55,7 +55,7 @@ def end_within_tile(sch: Schedule, outer: LoopRV, inner: LoopRV, steps: int) -> 
     if steps == tiles * length:
         return
     within = sch.get(outer).loop_var * length + stmt.loop_var < steps
-    replace_untraced(sch, sch.get_sref(inner), _with_body(stmt, _under(stmt.body, within)), "end_within_tile")
+    replace_untraced(sch, sch.get_sref(inner), with_loop_body(stmt, _under(stmt.body, within)), "end_within_tile")
 
 
 def _under(stmt: tirx.Stmt, condition: ir.Expr) -> tirx.Stmt:
@@ -63,9 +63,5 @@ def _under(stmt: tirx.Stmt, condition: ir.Expr) -> tirx.Stmt:
     if isinstance(stmt, tirx.SeqStmt):
         return tirx.SeqStmt([_under(each, condition) for each in stmt.seq])
     if isinstance(stmt, tirx.For):
-        return _with_body(stmt, _under(stmt.body, condition))
+        return with_loop_body(stmt, _under(stmt.body, condition))
     return s_tir.SBlockRealize(stmt.iter_values, tirx.And(stmt.predicate, condition), stmt.block)
-
-
-def _with_body(loop: tirx.For, body: tirx.Stmt) -> tirx.For:
-    return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, loop.annotations)

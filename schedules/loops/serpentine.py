@@ -21,7 +21,7 @@ from tvm.s_tir.schedule import LoopRV
 
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.inspection import annotated_loops, loop_extent, loop_name
-from tensorir_ladder.schedules.passes import require_pipeline
+from tensorir_ladder.schedules.passes import require_pipeline, with_loop_body
 
 SERPENTINE = "serpentine"
 
@@ -95,12 +95,7 @@ def _reversed_when_odd(loop: tirx.For) -> tirx.For:
     def reverse(inner: tirx.For) -> tirx.For:
         place = inner.loop_var + odd * (inner.extent - 1 - 2 * inner.loop_var)
         index = (tirx.Var, lambda var: place if var.same_as(inner.loop_var) else var)
-        return _with_body(inner, tvm_ffi.structural_map(inner.body, index))
+        return with_loop_body(inner, tvm_ffi.structural_map(inner.body, index))
 
     kept = {key: value for key, value in loop.annotations.items() if key != SERPENTINE}
-    return _with_body(loop, tvm_ffi.structural_map(loop.body, (tirx.For, reverse)), kept)
-
-
-def _with_body(loop: tirx.For, body: tirx.Stmt, annotations: dict | None = None) -> tirx.For:
-    kept = loop.annotations if annotations is None else annotations
-    return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, kept)
+    return with_loop_body(loop, tvm_ffi.structural_map(loop.body, (tirx.For, reverse)), kept)

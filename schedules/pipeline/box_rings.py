@@ -57,7 +57,7 @@ from tensorir_ladder.schedules.isa import (
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.memory.swizzling import SWIZZLE
 from tensorir_ladder.schedules.memory.tensor_maps import BOXES, GRID, SHARED_BY, chosen_value, encode_tensor_map
-from tensorir_ladder.schedules.passes import with_body
+from tensorir_ladder.schedules.passes import with_body, with_loop_body
 from tensorir_ladder.schedules.pipeline.one_barrier import GATE, RETIRE, SYNC, whole_buffer
 from tensorir_ladder.schedules.pipeline.own_warp import BRINGS, OWN_WARP, elected
 from tensorir_ladder.schedules.tiles import SHORT_RING
@@ -201,7 +201,7 @@ def lower_boxes(function: tirx.PrimFunc) -> tirx.PrimFunc:
             place = tirx.Var("clusterCtaIdx_x", grid.loop_var.ty)
             axis = tirx.IterVar(None, place, tirx.IterVar.ThreadIndex, CLUSTER)
             body = tirx.For(place, 0, cluster, tirx.ForKind.THREAD_BINDING, body, axis)
-        return tirx.For(grid.loop_var, grid.min, grid.extent, grid.kind, body, grid.thread_binding, grid.annotations)
+        return with_loop_body(grid, body)
 
     if not _marked(function.body):
         return function
@@ -274,7 +274,7 @@ def _ended_by(stmt: tirx.Stmt, last: tirx.Stmt) -> tirx.Stmt:
     """Put a statement at the end of what a block's threads do."""
     if isinstance(stmt, tirx.For) and thread_tag(stmt):
         body = _ended_by(stmt.body, last)
-        return tirx.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body, stmt.thread_binding, stmt.annotations)
+        return with_loop_body(stmt, body)
     if isinstance(stmt, s_tir.SBlockRealize):
         block = with_body(stmt.block, _ended_by(stmt.block.body, last))
         return s_tir.SBlockRealize(stmt.iter_values, stmt.predicate, block)
@@ -410,7 +410,7 @@ class _Ring:
             body, tiles = self._with_stages(body)
             kept |= self._places(body)
         body = self._body(body)
-        ring = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, kept)
+        ring = with_loop_body(loop, body, kept)
         # TVM gives buffers that only a loop uses stages of its own count: these are used in front of it, too.
         first = [_address(tile[tuple(0 for _ in tile.shape)]) for tile in tiles]
         used = [tirx.Evaluate(cuda_func_call("holds_boxes", each, source_code=_HOLDS)) for each in first]

@@ -23,7 +23,7 @@ from tvm.s_tir.schedule import LoopRV
 
 from tensorir_ladder.schedules.errors import IllegalPipeline
 from tensorir_ladder.schedules.inspection import loop_extent, loop_name
-from tensorir_ladder.schedules.passes import require_pipeline
+from tensorir_ladder.schedules.passes import require_pipeline, with_loop_body
 from tensorir_ladder.schedules.pipeline.box_rings import asks_for_boxes, meets, waits_for_boxes
 
 if TYPE_CHECKING:
@@ -146,4 +146,4 @@ def _unmarked(loop: tirx.For) -> tirx.For:
     if FILLS_FIRST not in loop.annotations:
         return loop
     kept = {key: value for key, value in loop.annotations.items() if key != FILLS_FIRST}
-    return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, loop.body, loop.thread_binding, kept)
+    return with_loop_body(loop, loop.body, kept)

@@ -49,7 +49,7 @@ from tensorir_ladder.schedules.inspection import (
     statements_of,
     statements_under,
 )
-from tensorir_ladder.schedules.passes import replace_untraced, require_pipeline, with_body
+from tensorir_ladder.schedules.passes import replace_untraced, require_pipeline, with_body, with_loop_body
 
 GATE = "pipeline_gate"
 GATE_FUNCTION = "pipeline_arrived"
@@ -109,8 +109,7 @@ def gate_copies(sch: Schedule, loop: LoopRV, copies: list[int]) -> None:
     copying = tirx.SeqStmt(filling) if len(filling) > 1 else filling[0]
     merged = tirx.For(tirx.Var("copies", "int32"), 0, 1, tirx.ForKind.SERIAL, copying)
     body = tirx.SeqStmt([merged, _gate(statements, copies), *hidden])
-    changed = tirx.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body, stmt.thread_binding, stmt.annotations)
-    replace_untraced(sch, sch.get_sref(loop), changed, GATING, reused)
+    replace_untraced(sch, sch.get_sref(loop), with_loop_body(stmt, body), GATING, reused)
     _meet_behind(sch, loop)
     sch.annotate(loop, ONE_BARRIER, 1)
 
@@ -124,8 +123,7 @@ def meet_behind_copies(sch: Schedule, loop: LoopRV, copies: list[int]) -> None:
     stmt = sch.get(loop)
     filling, gate, *using = stmt.body.seq
     body = tirx.SeqStmt([filling, gate, _barrier("met"), *using])
-    changed = tirx.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body, stmt.thread_binding, stmt.annotations)
-    replace_untraced(sch, sch.get_sref(loop), changed, GATING)
+    replace_untraced(sch, sch.get_sref(loop), with_loop_body(stmt, body), GATING)
 
 
 def is_gate(statement: Statement) -> bool:
@@ -267,10 +265,7 @@ def place_behind(sch: Schedule, loop: LoopRV, statement: tirx.Stmt, by: str) -> 
     place = next(index for index, part in enumerate(parts) if part.same_as(stmt)) + 1
     body = tirx.SeqStmt([*parts[:place], statement, *parts[place:]])
     if isinstance(around, tirx.For):
-        changed = tirx.For(
-            around.loop_var, around.min, around.extent, around.kind, body, around.thread_binding, around.annotations
-        )
-        replace_untraced(sch, parent, changed, by)
+        replace_untraced(sch, parent, with_loop_body(around, body), by)
     else:
         changed = with_body(around, body)
         replace_untraced(sch, parent, changed, by, {around: changed})

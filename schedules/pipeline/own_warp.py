@@ -32,7 +32,7 @@ from tensorir_ladder.schedules.errors import IllegalPipeline
 from tensorir_ladder.schedules.inspection import PIPELINE_STAGE, SHARED_SCOPES, loop_name, replaced
 from tensorir_ladder.schedules.isa import WARP
 from tensorir_ladder.schedules.memory.tensor_maps import has_boxes
-from tensorir_ladder.schedules.passes import require_pipeline
+from tensorir_ladder.schedules.passes import require_pipeline, with_loop_body
 from tensorir_ladder.schedules.pipeline.one_barrier import RETIRE, SYNC
 
 OWN_WARP = "own_warp"  # on a pipelined loop whose copies a warp of its own brings
@@ -320,4 +320,4 @@ def _multiplying(stmt: tirx.Stmt) -> tirx.Stmt | None:
         return None
     if isinstance(stmt, tirx.AttrStmt):
         return tirx.AttrStmt(stmt.node, stmt.attr_key, stmt.value, body)
-    return tirx.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body, stmt.thread_binding, stmt.annotations)
+    return with_loop_body(stmt, body)

@@ -29,7 +29,7 @@ from tvm.s_tir.schedule import LoopRV
 
 from tensorir_ladder.schedules.inspection import terms_of
 from tensorir_ladder.schedules.isa import VECTOR_BYTES
-from tensorir_ladder.schedules.passes import require_pipeline
+from tensorir_ladder.schedules.passes import require_pipeline, with_loop_body
 
 ZERO_FILL = "zero_fill"
 RAW_COPY, PREDICATED = "tirx.s_tir.cp_async_raw", 6  # TVM's call, and its arguments with a predicate
@@ -61,7 +61,7 @@ def lower_zero_fills(function: tirx.PrimFunc) -> tirx.PrimFunc:
             return loop
         marked.append(loop)
         kept = {key: value for key, value in loop.annotations.items() if key != ZERO_FILL}
-        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, loop.body, loop.thread_binding, kept)
+        return with_loop_body(loop, loop.body, kept)
 
     body = tvm_ffi.structural_map(function.body, (tirx.For, unmarked))
     if not marked:

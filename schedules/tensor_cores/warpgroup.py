@@ -61,7 +61,7 @@ from tensorir_ladder.schedules.memory.staging import (
 )
 from tensorir_ladder.schedules.memory.swizzling import swizzle_rows
 from tensorir_ladder.schedules.memory.tensor_maps import BoxFetch, fetch_by_tma, has_boxes
-from tensorir_ladder.schedules.passes import replace_untraced, with_body
+from tensorir_ladder.schedules.passes import replace_untraced, with_body, with_loop_body
 from tensorir_ladder.schedules.pipeline.one_barrier import (
     RETIRE,
     RETIRE_FUNCTION,
@@ -384,9 +384,7 @@ def _drop_predicate(sch: Schedule, block: SBlockRV) -> None:
     stmt = sch.get(block)
     inner = sch.get(sch.get_loops(block)[-1])
     always = s_tir.SBlockRealize(inner.body.iter_values, True, stmt)
-    changed = tirx.For(
-        inner.loop_var, inner.min, inner.extent, inner.kind, always, inner.thread_binding, inner.annotations
-    )
+    changed = with_loop_body(inner, always)
     replace_untraced(sch, sch.get_sref(sch.get_loops(block)[-1]), changed, "store_by_rows", {stmt: stmt})
 
 
@@ -534,8 +532,7 @@ def _retire_in(sch: Schedule, loop: LoopRV, in_flight: int) -> None:
     block = s_tir.SBlock([], regions, [], "retire", call, annotations={RETIRE: in_flight})
     parts = list(stmt.body.seq) if isinstance(stmt.body, tirx.SeqStmt) else [stmt.body]
     body = tirx.SeqStmt([*parts, s_tir.SBlockRealize([], True, block)])
-    changed = tirx.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body, stmt.thread_binding, stmt.annotations)
-    replace_untraced(sch, sch.get_sref(loop), changed, "pipeline_warpgroups")
+    replace_untraced(sch, sch.get_sref(loop), with_loop_body(stmt, body), "pipeline_warpgroups")
 
 
 def _retire_all(sch: Schedule, computing: SBlockRV, instruction: Wgmma) -> s_tir.SBlockRealize:
