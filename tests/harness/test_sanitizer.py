@@ -8,11 +8,12 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 
-from support import broken_kernels, call_kernels
+from support import broken_kernels, call_kernels, schedule_kernels
 from support.cases import Outcome as Ran
 from support.driver_stand_in import emulated_driver
 from tensorir_ladder.emulator import EmulatedProgram, LaunchPlan, PlainBuffer
@@ -279,9 +280,11 @@ def test_whole_kernels_are_clean(name: str) -> None:
 
 @pytest.mark.emulator
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("name", call_kernels.subject_names())
-def test_forms_of_the_call_s_kernels_are_clean(name: str) -> None:
-    made = call_kernels.subject(name)
+@pytest.mark.parametrize(
+    ("forms", "name"), [(forms, name) for forms in (call_kernels, schedule_kernels) for name in forms.subject_names()]
+)
+def test_forms_off_the_squares_are_clean(forms: ModuleType, name: str) -> None:
+    made = forms.subject(name)
     assert made.whole
     assert emulated_finding(made) == Finding()
 
