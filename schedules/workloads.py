@@ -7,16 +7,15 @@ to its output dtype; elementwise workloads compute in that dtype too. Block name
 
 from __future__ import annotations
 
-import functools
 import math
 import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import tvm_ffi
 from tvm import ir, te, tirx
 
 from tensorir_ladder.schedules.errors import IllegalWorkload
+from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 LAYOUTS = ("nn", "nt")
@@ -70,7 +69,7 @@ class Matmul:
     @property
     def itemsize(self) -> int:
         """Bytes of an element of the operands."""
-        return _bytes_of(self.dtype)
+        return dtype_bytes(self.dtype)
 
     @property
     def shape(self) -> str:
@@ -341,11 +340,6 @@ def _rounded(tensor: te.Tensor, dtype: str) -> te.Tensor:
     if tensor.dtype == dtype:
         return tensor
     return te.compute(tensor.shape, lambda *index: tensor(*index).astype(dtype), name="round")
-
-
-@functools.cache
-def _bytes_of(dtype: str) -> int:
-    return int(tvm_ffi.dtype(dtype).itemsize)
 
 
 def _check_elements(what: str, *extents: int) -> None:

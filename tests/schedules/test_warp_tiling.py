@@ -179,6 +179,7 @@ def test_a_last_k_tile_has_only_the_steps_that_are_left(
     assert "if (" not in main_loop(kernel.body), "no step asks whether it is one"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:copied to")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("fit", [step7.Fit(1), step7.Fit(3), step7.Fit(2, (False, True))], ids=str)
