@@ -116,8 +116,8 @@ def most_doubtful(
     return [products[number] for number in taken[:count]]
 
 
-def candidates(problem: Matmul, estimates: Estimates, machine: Machine) -> list[Candidate]:
-    """List the kernels that a product is timed with: those that are likely the fastest, and what is chosen today.
+def candidates(problem: Matmul, estimates: Estimates, machine: Machine, likeliest: int = LIKELIEST) -> list[Candidate]:
+    """List the kernels that a product is timed with: the ``likeliest`` to be the fastest, and what is chosen today.
 
     The one that streams weights, too, where it takes the product.
     """
@@ -128,7 +128,7 @@ def candidates(problem: Matmul, estimates: Estimates, machine: Machine) -> list[
     count = len(kernels)
     chosen = int(np.concatenate([times.menu, times.tiles]).argmin())
     likely = np.concatenate([odds.menu, odds.tiles])
-    places = [int(place) for place in likely.argsort()[::-1][:LIKELIEST] if likely[place] > 0]
+    places = [int(place) for place in likely.argsort()[::-1][:likeliest] if likely[place] > 0]
     taken = dict.fromkeys([chosen, *places, *([count - 1] if streamed else [])])
     names = [str(kernels[each]) if each < count else named(tiles.tile(each - count)) for each in taken]
     return [Candidate(problem, name, machine.name, machine.multiprocessors) for name in names]

@@ -22,7 +22,7 @@ from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.commands.build import ScheduleToBuild, build_ahead, hopper_machine
 from tensorir_ladder.harness.commands.measuring import unfinished
-from tensorir_ladder.harness.commands.options import UsageError, add_jobs, seed_number
+from tensorir_ladder.harness.commands.options import UsageError, add_jobs, seed_number, shapes_in
 from tensorir_ladder.harness.commands.printing import progress
 from tensorir_ladder.harness.commands.values import between
 from tensorir_ladder.harness.grown_trees import (
@@ -36,6 +36,7 @@ from tensorir_ladder.harness.grown_trees import (
 )
 from tensorir_ladder.harness.machines import DEFAULT_ARCH, Machine, choosing_machine, machine_for
 from tensorir_ladder.harness.menu import (
+    LIKELIEST,
     MENU_GROUPS,
     candidates,
     draw_products,
@@ -63,7 +64,8 @@ from tensorir_ladder.harness.shapes import MOST_SHAPES, draw_shapes
 from tensorir_ladder.harness.verify import WrongResult
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.schedules import left_over as of_schedules
-from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.schedules.isa import VECTOR_BYTES
+from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
 from tensorir_ladder.torch_ops import left_over
 from tensorir_ladder.torch_ops.choice import choices
 from tensorir_ladder.torch_ops.estimates import (
@@ -77,6 +79,7 @@ from tensorir_ladder.torch_ops.estimates import (
 )
 
 SCHEDULES = "schedules"  # a group of its own: others' files, and other trees
+MOST_KERNELS = 64  # that a product is timed with
 FEWEST_GROWN = 100  # shapes of which trees are better than another GPU's
 NO_GROWER = "scikit-learn is not installed: pip install -e '.[menu]', then ladder menu --grow"
 RECORDED = "; of other shapes the time of what the call chose, from records of `ladder bench`"
@@ -92,6 +95,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     text = f"groups of shapes ({','.join(MENU_GROUPS)}); or {SCHEDULES}: time schedules instead of the call's kernels"
     parser.add_argument("--shapes", type=_groups, default=MENU_GROUPS, metavar="GROUPS", help=text)
     parser.add_argument("--dtype", choices=DTYPES, help=f"operands of {SCHEDULES} (float16)")
+    text = "time these products, MxNxK[,MxNxK], instead of drawn ones; their times stand, and nothing is fitted to them"
+    parser.add_argument("--shape", metavar="SHAPES", help=text)
+    parser.add_argument("--layout", choices=LAYOUTS, help="B as the products of --shape have it stored (nn)")
+    text = f"kernels of the call that each product is timed with, the likeliest, where so many are likely ({LIKELIEST})"
+    parser.add_argument("--kernels", type=between(2, MOST_KERNELS), metavar="KERNELS", help=text)
     text = "begin no shape after so many seconds of timing (none)"
     parser.add_argument("--time-limit", type=between(1, 10**6, float), default=math.inf, metavar="SECONDS", help=text)
     parser.add_argument("--dry-run", action="store_true", help="draw and build, and time nothing")
@@ -115,8 +123,10 @@ def _groups(text: str) -> tuple[str, ...]:
     return names
 
 
-def _draw(options: argparse.Namespace, estimates: Estimates) -> list[Matmul]:
-    """Draw the shapes: as many as are timed, or of more those whose choice is most in doubt."""
+def _products(options: argparse.Namespace, estimates: Estimates) -> list[Matmul]:
+    """Return the products that are asked for, or draw as many as are timed, or of more those most in doubt."""
+    if options.shape is not None:
+        return _asked_for(options)
     seed, count, groups, drawn = options.seed, options.count, options.shapes, options.drawn
     if drawn is None:
         return draw_products(seed, count, groups)
@@ -126,6 +136,20 @@ def _draw(options: argparse.Namespace, estimates: Estimates) -> list[Matmul]:
         watched = functools.partial(bar.track, total=drawn, description="estimating what the choice loses")
         in_doubt = functools.partial(most_doubtful, estimates=estimates, count=count, watched=watched)
         return draw_products(seed, drawn, groups, in_doubt)
+
+
+def _asked_for(options: argparse.Namespace) -> list[Matmul]:
+    """Return the products of ``--shape``; UsageError for rows that kernels of the menu do not read as they lie."""
+    if options.drawn:
+        raise UsageError("--shape and --drawn exclude each other")
+    found = [Matmul(*shape, "float16", options.layout or LAYOUTS[0]) for shape in shapes_in(options.shape)]
+    for each in found:
+        if any(row * each.itemsize % VECTOR_BYTES for row in (each.n, each.k)):
+            raise UsageError(
+                f"--shape {each.shape}: kernels of the menu take rows of whole {VECTOR_BYTES} bytes, and the call "
+                f"copies or shifts others; give multiples of {VECTOR_BYTES // each.itemsize} for N and K"
+            )
+    return list(dict.fromkeys(found))
 
 
 def _take_recorded(folder: Path, out: Path) -> int:
@@ -201,9 +225,13 @@ def _write_grown(times: Times, path: Path, origin: str) -> None:
 
 def run(options: argparse.Namespace, command: str) -> int:
     """Build all that is timed, time it shape by shape, then fit the choice to it."""
+    if options.layout and not options.shape:
+        raise UsageError("--layout is that of the products of --shape")
     if SCHEDULES in options.shapes:
         if options.records or options.grow:
             raise UsageError(f"--records and --grow time nothing: leave out --shapes {SCHEDULES}")
+        if options.shape or options.kernels:
+            raise UsageError(f"--shape and --kernels are of the call's kernels: leave out --shapes {SCHEDULES}")
         options.dtype = options.dtype or DTYPES[0]
         return _time_schedules(options, command)
     if options.dtype:
@@ -212,31 +240,33 @@ def run(options: argparse.Namespace, command: str) -> int:
         )
     options.out = options.out or FOLDER
     if options.records:
-        if options.dry_run or options.drawn:
-            raise UsageError("--records times nothing: leave out --dry-run and --drawn")
+        if options.dry_run or options.drawn or options.shape:
+            raise UsageError("--records times nothing: leave out --dry-run, --drawn and --shape")
         return _take_recorded(options.records, options.out)
     if options.grow:
-        if options.dry_run or options.drawn:
-            raise UsageError("--grow times nothing: leave out --dry-run and --drawn")
+        if options.dry_run or options.drawn or options.shape:
+            raise UsageError("--grow times nothing: leave out --dry-run, --drawn and --shape")
         check_writable(options.out)
         return _grow_all(options.grow, options.out)
     return _time_calls(options, command)
 
 
 def _time_calls(options: argparse.Namespace, command: str) -> int:
-    """Time the call's kernels, and fit constants and trees to the times."""
+    """Time the call's kernels, and, of drawn products, fit constants and trees to the times."""
     machine, compiler = hopper_machine(), toolchain.require_compiler()
     check_writable(options.out)
     known, able = cost_file(machine.name), list(choices())
     estimates = estimates_on(machine.name, able, machine.multiprocessors)
-    drawn = _draw(options, estimates)
-    taken = {problem: candidates(problem, estimates, machine) for problem in drawn}
+    drawn = _products(options, estimates)
+    taken = {problem: candidates(problem, estimates, machine, options.kernels or LIKELIEST) for problem in drawn}
     build_ahead([each for of_one in taken.values() for each in of_one], options.jobs)
     if options.dry_run:
         print(f"{sum(map(len, taken.values()))} kernels of {len(drawn)} shapes are built; none is timed: --dry-run")
         return 0
     backend, end = execution.GpuBackend(), time.monotonic() + options.time_limit
     origin = _origin(command)
+    if options.shape and known.gpu == machine.name:  # beside the others' times, to which the constants stay fitted
+        origin = f"{known.origin}; {origin}"
     path = _path(options.out, machine.name)
     file, timed = known, 0
     for problem in drawn:
@@ -249,6 +279,9 @@ def _time_calls(options: argparse.Namespace, command: str) -> int:
         write_atomically(path, file_text(file))  # what was timed is kept, whatever becomes of the rest
     if not timed:
         print(f"none of {len(drawn)} shapes is timed in the time given, and nothing is written")
+        return 0
+    if options.shape:
+        print(f"{timed} of {len(drawn)} products are timed, in {path}: so they stand in the choice from now on")
         return 0
     print(f"{timed} of {len(drawn)} shapes are timed, in {path}; fitting constants to them", flush=True)
     rates, one_tile = fit_rates(file, able, machine), fit_one_tile(file, machine.multiprocessors)

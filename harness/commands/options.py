@@ -176,7 +176,7 @@ def shapes_of(options: argparse.Namespace, sizes: str) -> list[tuple[int, int, i
     if options.size is not None and options.shape is not None:
         raise UsageError("--size and --shape exclude each other")
     if options.shape is not None:
-        return [_shape(text) for text in options.shape.split(",")]
+        return shapes_in(options.shape)
     squares = numbers(sizes if options.size is None else options.size, "--size", minimum=None)
     return [(size, size, size) for size in squares]
 
@@ -249,6 +249,11 @@ def _variants(step: Step, choice: str | None, dtype: str | None, whole: bool, ha
     for name in chosen:
         step.variant(name)
     return chosen
+
+
+def shapes_in(text: str) -> list[tuple[int, int, int]]:
+    """Read what ``--shape`` names: MxNxK[,MxNxK]."""
+    return [_shape(each) for each in text.split(",")]
 
 
 def _shape(text: str) -> tuple[int, int, int]:

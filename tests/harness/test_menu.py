@@ -176,6 +176,64 @@ def test_more_are_drawn_than_are_timed(made_up: list[Candidate], command: Comman
     assert (fewer.code, "--drawn 1" in fewer.err, "--count" in fewer.err) == (2, True, True)
 
 
+def times_in(file: CostFile) -> dict[tuple[int, int, int, str], dict[str, float]]:
+    """Return a file's times by product and kernel."""
+    return {(s.m, s.n, s.k, s.layout): {file.kernels[place]: us for place, us in s.times} for s in file.shapes}
+
+
+def test_times_of_products_asked_for_stand_and_change_nothing_else(
+    made_up: list[Candidate], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Constants, other products' times and trees are as they were; the call takes what was the fastest."""
+    asked = [Matmul(1312, 1128, 6880, "float16", "nt"), Matmul(13, 264, 520, "float16", "nt")]
+    timed: dict[Matmul, dict[str, float]] = {}
+
+    def time(taken: list[Candidate], *_: Any) -> tuple[dict[str, float], float]:
+        timed[taken[0].problem] = {each.name: round(1 - place / 100, 2) for place, each in enumerate(taken)}
+        return timed[taken[0].problem], 5.0
+
+    monkeypatch.setattr(menu_command, "time_menu", time)
+    shapes = ",".join(each.shape for each in asked)
+    outcome = command("menu", "--shape", shapes, "--layout", "nt", "--kernels", "24", "--out", str(tmp_path))
+    assert outcome.code == 0, outcome
+    assert {each.problem for each in made_up} == set(timed) == set(asked)
+    assert max(map(len, timed.values())) > 17, "more kernels than without --kernels, where so many may be the fastest"
+    before = cost_file(H200.name)
+    monkeypatch.setattr(estimates, "FOLDER", tmp_path)
+    after = cost_file(H200.name)
+    assert (after.rates, after.one_tile) == (before.rates, before.one_tile)
+    assert after.origin.startswith(before.origin)
+    assert not list(tmp_path.glob("grown/*")), "no trees are grown"
+    known = {(each.m, each.n, each.k, "nt"): times for each, times in timed.items()}
+    assert times_in(after) == times_in(before) | known
+    for problem, times in timed.items():
+        found = estimates_on(H200.name, ALL, H200.multiprocessors).times(problem)
+        assert min(found.menu.min(), found.tiles.min()) == min(times.values())
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--shape", "70x99x264"), "multiples of 8"),
+        (("--shape", "70x264x99", "--layout", "nt"), "multiples of 8"),
+        (("--shape", "70x264"), "MxNxK"),
+        (("--shape", ""), "empty value"),
+        (("--shape", "0x264x264"), "got 0"),
+        (("--layout", "nt"), "--shape"),
+        (("--shape", "64x64x64", "--drawn", "9"), "--drawn"),
+        (("--shape", "64x64x64", "--shapes", "schedules"), "--shapes schedules"),
+        (("--shape", "64x64x64", "--grow"), "--grow"),
+        (("--kernels", "1"), "--kernels"),
+    ],
+    ids=" ".join,
+)
+def test_products_that_no_menu_has_are_refused(
+    made_up: list[Candidate], command: Command, tmp_path: Path, more: tuple[str, ...], said: str
+) -> None:
+    outcome = command("menu", *more, "--out", str(tmp_path))
+    assert (outcome.code, said in outcome.err, made_up, list(tmp_path.iterdir())) == (2, True, [], [])
+
+
 def test_a_run_without_time_for_a_shape_writes_nothing(
     made_up: list[Candidate], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
