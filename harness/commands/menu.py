@@ -239,13 +239,12 @@ def run(options: argparse.Namespace, command: str) -> int:
             f"--dtype {options.dtype}: of --shapes {SCHEDULES} alone; the call's kernels are timed in float16"
         )
     options.out = options.out or FOLDER
+    for name in ("records", "grow"):
+        if getattr(options, name) and (options.dry_run or options.drawn or options.shape or options.kernels):
+            raise UsageError(f"--{name} times nothing: leave out --dry-run, --drawn, --shape and --kernels")
     if options.records:
-        if options.dry_run or options.drawn or options.shape:
-            raise UsageError("--records times nothing: leave out --dry-run, --drawn and --shape")
         return _take_recorded(options.records, options.out)
     if options.grow:
-        if options.dry_run or options.drawn or options.shape:
-            raise UsageError("--grow times nothing: leave out --dry-run, --drawn and --shape")
         check_writable(options.out)
         return _grow_all(options.grow, options.out)
     return _time_calls(options, command)
@@ -266,7 +265,7 @@ def _time_calls(options: argparse.Namespace, command: str) -> int:
     backend, end = execution.GpuBackend(), time.monotonic() + options.time_limit
     origin = _origin(command)
     if options.shape and known.gpu == machine.name:  # beside the others' times, to which the constants stay fitted
-        origin = f"{known.origin}; {origin}"
+        origin = _joined(known.origin, origin)
     path = _path(options.out, machine.name)
     file, timed = known, 0
     for problem in drawn:
@@ -337,7 +336,8 @@ def _time_schedules(options: argparse.Namespace, command: str) -> int:
             chosen = f"the chosen one takes {own[0] / us:.3f} times as long"
             print(f"{fastest}: {us:.2f} us, {cublas_us / us:.3f} of cuBLAS, {chosen}", flush=True)
             menus = read_menus(path) if path.exists() else empty  # another run may have added to it since
-            menus = with_schedule_times(_originating(menus, command), taken, own, cublas_us)
+            menus = msgspec.structs.replace(menus, origin=_joined(menus.origin, _origin(command)))
+            menus = with_schedule_times(menus, taken, own, cublas_us)
             write_atomically(path, menus_bytes(menus))  # what was timed is kept, whatever becomes of the rest
             journal.add(str(problem))
         timed = len(journal.entries)
@@ -356,11 +356,9 @@ def _time_schedules(options: argparse.Namespace, command: str) -> int:
     return 0
 
 
-def _originating(menus: ScheduleMenus, command: str) -> ScheduleMenus:
+def _joined(known: str, origin: str) -> str:
     """Note once where times are from that a file has more."""
-    origin = _origin(command)
-    known = origin in menus.origin
-    return menus if known else msgspec.structs.replace(menus, origin=f"{menus.origin}; {origin}".removeprefix("; "))
+    return known if origin in known else f"{known}; {origin}".removeprefix("; ")
 
 
 def _schedules_built(products: Sequence[Matmul], machine: Machine, jobs: int) -> list[Case]:

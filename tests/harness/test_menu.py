@@ -223,6 +223,7 @@ def test_times_of_products_asked_for_stand_and_change_nothing_else(
         (("--shape", "64x64x64", "--drawn", "9"), "--drawn"),
         (("--shape", "64x64x64", "--shapes", "schedules"), "--shapes schedules"),
         (("--shape", "64x64x64", "--grow"), "--grow"),
+        (("--kernels", "9", "--records", "reports/results"), "--records"),
         (("--kernels", "1"), "--kernels"),
     ],
     ids=" ".join,
