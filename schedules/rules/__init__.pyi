@@ -28,6 +28,7 @@ from .ranges import symbolic_extents as symbolic_extents
 from .ranges import unless_empty as unless_empty
 from .ranges import when as when
 from .relax_passes import DequantizeInProduct as DequantizeInProduct
+from .relax_passes import LegalizeScans as LegalizeScans
 from .relax_passes import ReadTransposed as ReadTransposed
 from .relax_passes import WidenInRows as WidenInRows
 from .relax_pipeline import fuse_operators as fuse_operators
@@ -39,6 +40,7 @@ from .rule import closed as closed
 from .rule import failures_kept as failures_kept
 from .rule import is_scheduled as is_scheduled
 from .rule import note_failure as note_failure
+from .scans import Scan as Scan
 from .space import CheapestFirst as CheapestFirst
 from .space import TileCost as TileCost
 from .space import contraction_space as contraction_space

@@ -15,8 +15,9 @@ from tensorir_ladder.schedules.rules.decode import Decode
 from tensorir_ladder.schedules.rules.elementwise import Elementwise
 from tensorir_ladder.schedules.rules.rows import Rows
 from tensorir_ladder.schedules.rules.rule import Rule
+from tensorir_ladder.schedules.rules.scans import Scan
 
-RULES: tuple[type[Rule], ...] = (Decode, Contraction, Rows, Elementwise)
+RULES: tuple[type[Rule], ...] = (Scan, Decode, Contraction, Rows, Elementwise)
 OLDEST = 80  # cp.async and mma.sync of float16, bfloat16 and TF32
 
 

@@ -22,7 +22,12 @@ from tvm.target import Target
 import tensorir_ladder
 from tensorir_ladder.schedules.passes import on_functions
 from tensorir_ladder.schedules.rules.for_target import as_cuda, dlight_rules, dlight_target, rules
-from tensorir_ladder.schedules.rules.relax_passes import DequantizeInProduct, ReadTransposed, WidenInRows
+from tensorir_ladder.schedules.rules.relax_passes import (
+    DequantizeInProduct,
+    LegalizeScans,
+    ReadTransposed,
+    WidenInRows,
+)
 from tensorir_ladder.schedules.rules.rule import OPAQUE, Rule, functions_named, is_scheduled
 from tensorir_ladder.schedules.rules.tensor_intrinsics import import_quickly
 
@@ -87,6 +92,7 @@ def fuse_operators(target: Target, kernels: bool = False) -> Pass:
         if not any(isinstance(function, relax.Function) for function in mod.functions.values()):
             return mod  # TVM's passes would drop functions that nothing calls
         passes = [
+            LegalizeScans(),
             *relax.pipeline.library_dispatch_passes(target),
             *([tensorir_ladder.FuseAttention(target)] if kernels else []),
             ReadTransposed(),
