@@ -83,7 +83,7 @@ def _scan_of(source: v.Source) -> _Scan:
     if len(reducing) != 1:
         raise NotTaken("a function that has not one scan", value=reducing, remedy=LEAVE)
     (reduction,) = reductions_of(source.computations)
-    (computation,), (term,), (begin,) = reduction.computations, reduction.terms, reduction.begins
+    (computation,), (term,) = reduction.computations, reduction.terms
     term = term.value if isinstance(term, tirx.Cast) else term
     kept, condition = None, None
     if isinstance(term, ir.Call) and term.op.name == v.IF:
@@ -94,7 +94,7 @@ def _scan_of(source: v.Source) -> _Scan:
     if kept is None or found is None or v.uses(kept, [found[0].var]) or reduction.starts != (None,):
         problem = "a reduction whose elements are not those up to the result's place"
         raise NotTaken(problem, block=computation.name, remedy=LEAVE)
-    if not (isinstance(left, (tirx.IntImm, tirx.FloatImm)) and float(left.value) == float(begin.value)):
+    if not tvm_ffi.structural_equal(left, computation.start):
         raise NotTaken("elements behind the result's place that count", block=computation.name, remedy=LEAVE)
     axis, exclusive = found
     return _Scan(reduction, axis, computation.reduction[0], kept, exclusive)
@@ -282,7 +282,7 @@ class _Kernel:
 
     def __init__(self, form: _Form, threads: int, each: int, parts: _Parts | None = None) -> None:
         self.form, self.threads, self.each, self.parts, self.lanes = form, threads, each, parts, form.lanes
-        self.rows = max(1, BLOCK_THREADS // threads)
+        self.rows = BLOCK_THREADS // threads if threads <= WARP else 1
         self.row_count = v.divided(form.rows, self.lanes.lanes) if form.across else form.rows
         self.length = form.columns if form.across else v.divided(form.columns, self.lanes.lanes)
         self.sums = self.lanes.lanes if form.across else 1  # that a thread has side by side
