@@ -30,6 +30,7 @@ from .ranges import when as when
 from .relax_passes import DequantizeInProduct as DequantizeInProduct
 from .relax_passes import LegalizeScans as LegalizeScans
 from .relax_passes import ReadTransposed as ReadTransposed
+from .relax_passes import SimplifyShapes as SimplifyShapes
 from .relax_passes import WidenInRows as WidenInRows
 from .relax_pipeline import fuse_operators as fuse_operators
 from .rows import Rows as Rows

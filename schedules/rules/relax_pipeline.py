@@ -26,6 +26,7 @@ from tensorir_ladder.schedules.rules.relax_passes import (
     DequantizeInProduct,
     LegalizeScans,
     ReadTransposed,
+    SimplifyShapes,
     WidenInRows,
 )
 from tensorir_ladder.schedules.rules.rule import OPAQUE, Rule, functions_named, is_scheduled
@@ -92,6 +93,7 @@ def fuse_operators(target: Target, kernels: bool = False) -> Pass:
         if not any(isinstance(function, relax.Function) for function in mod.functions.values()):
             return mod  # TVM's passes would drop functions that nothing calls
         passes = [
+            SimplifyShapes(),
             LegalizeScans(),
             *relax.pipeline.library_dispatch_passes(target),
             *([tensorir_ladder.FuseAttention(target)] if kernels else []),
