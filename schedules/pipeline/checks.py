@@ -73,6 +73,7 @@ def check_pipeline(
     body = LoopBody.of(sch, loop)
     statements = body.statements
     _check_regions(name, statements)
+    check_statements(name, body)
     _check_lists(name, statements, stage, order)
     for producer, consumer, buffer in _dependences(statements):
         _check_dependence(name, statements, stage, order, producer, consumer, buffer)
@@ -219,8 +220,19 @@ def buffer_stages(sch: Schedule, loop: LoopRV, stage: Sequence[int], order: Sequ
     return {str(buffer.name): count for buffer, count in LoopBody.of(sch, loop).stages(stage, order).items()}
 
 
-def _check_lists(name: str, statements: list[Statement], stage: list[int], order: list[int]) -> None:
-    count, blocks = len(statements), [statement.name for statement in statements]
+def check_statements(name: str, body: LoopBody) -> None:
+    """Raise IllegalPipeline for a loop of fewer than two statements, and name the ``if`` that makes one of several."""
+    count, blocks = len(body.statements), [statement.name for statement in body.statements]
+    parts = body_parts(body.loop)[1]
+    if count < 2 and isinstance(parts[0], tirx.IfThenElse):
+        raise IllegalPipeline(
+            "an if holds the loop's whole body, which counts as one statement",
+            loop=name,
+            block=blocks[0] if blocks else None,
+            value=f"if {parts[0].condition}",
+            limit="at least 2 statements",
+            remedy="give each statement the condition: if c: load, then if c: use",
+        )
     if count < 2:
         raise IllegalPipeline(
             "a loop with one statement has nothing to overlap",
@@ -230,6 +242,10 @@ def _check_lists(name: str, statements: list[Statement], stage: list[int], order
             limit="at least 2",
             remedy="stage an operand under this loop first, or pipeline another loop",
         )
+
+
+def _check_lists(name: str, statements: list[Statement], stage: list[int], order: list[int]) -> None:
+    count, blocks = len(statements), [statement.name for statement in statements]
     for what, values in (("stage", stage), ("order", order)):
         if len(values) != count:
             raise IllegalPipeline(

@@ -149,6 +149,18 @@ class LoopBody:
                 found.append(region.source)
         return found
 
+    def carried(self) -> list[tirx.Var]:
+        """List shared memory and registers that carry values from one iteration to the next, as running sums do.
+
+        An iteration reads of them what it has not written before, and what the loop writes.
+        """
+        found = []
+        for buffer in (buffer for buffer in self.written if buffer.scope() not in DEVICE_SCOPES):
+            reads = [access for access in itertools.chain(*self.accesses) if access.buffer.same_as(buffer)]
+            if self.outlives(buffer) and not all(access.writes or self._covered(access) for access in reads):
+                found.append(buffer)
+        return found
+
     def outlives(self, buffer: tirx.Var) -> bool:
         """Return whether TVM allocates the buffer outside the loop, so that it has one stage for all iterations."""
         home = self._homes.get(buffer)

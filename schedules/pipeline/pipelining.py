@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 from tvm import ir, tirx
 from tvm.s_tir import Schedule
@@ -40,6 +41,7 @@ from tensorir_ladder.schedules.pipeline.checks import (
     check_asynchronous,
     check_loop,
     check_pipeline,
+    check_statements,
     shown,
     whole_number,
 )
@@ -146,7 +148,7 @@ def infer_pipeline(
     stages = fitting_stages(sch, loop, stages, stacklevel=4)
     if stages == 1 and not gated:
         return PipelinePlan(loop, 1, names, (), (), (), (), needs_pipeline=needs_pipeline)
-    roles = _roles(statements, name)
+    roles = _roles(body, name)
     asynchronous = _asynchronous(sch, loop, body, roles, async_copy)
     if one_barrier or gated:
         _check_one_barrier(statements, roles, asynchronous and stages > 1, name)
@@ -277,7 +279,7 @@ def _apply(plan: PipelinePlan, sch: Schedule, check: bool = False) -> None:
         if key in sch.get(loop).annotations:
             sch.unannotate(loop, key)
     if "gate" in plan.roles and not any(is_gate(statement) for statement in statements):
-        roles = _roles(statements, loop_name(sch, loop))
+        roles = _roles(LoopBody.of(sch, loop), loop_name(sch, loop))
         gate_copies(sch, loop, [index for index, role in enumerate(roles) if role == "copy"])
     if plan.stages == 2 and "retire" not in plan.roles:
         _keep_two_stages(sch, loop)
@@ -371,9 +373,10 @@ def _order_of(roles: tuple[str, ...], fill_ahead: bool) -> tuple[int, ...]:
     return tuple(body.index(index) for index in range(len(roles)))
 
 
-def _roles(statements: list[Statement], loop: str) -> tuple[str, ...]:
+def _roles(body: LoopBody, loop: str) -> tuple[str, ...]:
     """Return each statement's role in the pipeline; see :class:`PipelinePlan`."""
-    copies = [statement for index, statement in enumerate(statements) if _is_copy(index, statements)]
+    statements, carried = body.statements, body.carried()
+    copies = [statement for index, statement in enumerate(statements) if _is_copy(index, statements, carried)]
     roles: list[str] = []
     for statement in statements:
         fed_by = [role for role, earlier in zip(roles, statements) if _feeds(earlier, statement)]
@@ -385,31 +388,55 @@ def _roles(statements: list[Statement], loop: str) -> tuple[str, ...]:
             feeds_copy = any(_feeds(statement, later) for later in copies if later is not statement)
             roles.append("load" if feeds_copy and not statement.fills_shared else "copy")
         elif "compute" in fed_by or "epilogue" in fed_by:
-            roles.append("compute" if _holds_copies(statement, statements, copies) else "epilogue")
+            needed_now = _reads_any(statement, carried) or _holds_copies(statement, statements, copies)
+            roles.append("compute" if needed_now else "epilogue")
         elif (fed_by or not statement.reads) and not statement.accumulates and _is_used(statement, statements):
             roles.append("transform")
         else:
             roles.append("compute")
-    for needed, problem in (
-        ("copy", "nothing to load ahead: no copy to shared memory or registers"),
-        ("compute", "no use of the copies"),
-    ):
-        if needed not in roles:
-            raise IllegalPipeline(
-                f"{problem} among the loop's statements",
-                loop=loop,
-                value=[statement.name for statement in statements],
-                remedy="stage operands with stage_in_shared(sch, block, operand, loop) first",
-            )
+    if "copy" not in roles:
+        _refuse_without_copies(body, carried, loop)
+    if "compute" not in roles:
+        raise IllegalPipeline(
+            "no use of the copies among the loop's statements",
+            loop=loop,
+            value=[statement.name for statement in statements],
+            remedy="stage operands with stage_in_shared(sch, block, operand, loop) first",
+        )
     return tuple(roles)
 
 
-def _is_copy(index: int, statements: list[Statement]) -> bool:
+def _refuse_without_copies(body: LoopBody, carried: list[tirx.Var], loop: str) -> NoReturn:
+    """Raise IllegalPipeline for a loop without copies, naming the value between iterations that makes one none."""
+    check_statements(loop, body)
+    problem = "no copy to shared memory or registers among the loop's statements"
+    remedy = "stage operands with stage_in_shared(sch, block, operand, loop) first"
+    for statement in (each for each in body.statements if each.reads and not each.accumulates):
+        for buffer in carried:
+            fills, reads = statement.writes_buffer(buffer), statement.reads_buffer(buffer)
+            others = [each for each in body.statements if each is not statement]
+            used = [each.name for each in others if each.reads_buffer(buffer)]
+            made = [each.name for each in others if each.writes_buffer(buffer)]
+            if fills and used:
+                problem = f"{statement.name!r} fills {buffer.name}, which {used[0]!r} reads in the next iteration"
+                remedy = "load each tile in the iteration that uses it, before its use: the pipeline loads ahead"
+            elif reads and made:
+                problem = f"{statement.name!r} reads {buffer.name}, which {made[0]!r} writes in the iteration before"
+    raise IllegalPipeline(
+        f"nothing to load ahead: {problem}",
+        loop=loop,
+        value=[statement.name for statement in body.statements],
+        remedy=remedy,
+    )
+
+
+def _is_copy(index: int, statements: list[Statement], carried: list[tirx.Var]) -> bool:
     statement, earlier = statements[index], statements[:index]
     scopes = [region.source.scope() for region in statement.writes]
     near = all(scope in SHARED_SCOPES or in_registers(scope) for scope in scopes)
     inputs = [producer for producer in earlier if _feeds(producer, statement)]
-    from_copies = all(_is_copy(statements.index(producer), statements) for producer in inputs)
+    from_copies = all(_is_copy(statements.index(producer), statements, carried) for producer in inputs)
+    from_copies &= not _reads_any(statement, carried)
     # A transform reads shared memory that the loop fills; a copy through registers reads registers only.
     through_registers = all(not producer.fills_shared for producer in inputs)
     used = any(_feeds(statement, later) for later in statements[index + 1 :])
@@ -424,6 +451,10 @@ def _holds_copies(statement: Statement, statements: list[Statement], copies: lis
     later = statements[statements.index(statement) + 1 :]
     reads_copy = any(_feeds(copy, statement) for copy in copies)
     return reads_copy or any(_feeds(statement, user) and _holds_copies(user, statements, copies) for user in later)
+
+
+def _reads_any(statement: Statement, buffers: list[tirx.Var]) -> bool:
+    return any(statement.reads_buffer(buffer) for buffer in buffers)
 
 
 def _is_used(statement: Statement, statements: list[Statement]) -> bool:

@@ -10,13 +10,30 @@ import numpy as np
 import pytest
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
+from tvm.script import tirx as T
 
-from support.nests import ATTACKS, BROKEN, nest
+from support.nests import ATTACKS, BEGIN, BROKEN, END, ONLINE, SUM, nest
 from tensorir_ladder.harness.lab.nests import Nest, Outcome, draw, run_nests
 from tensorir_ladder.schedules.errors import IllegalPipeline
 from tensorir_ladder.schedules.pipeline import check_pipeline, infer_pipeline, pipeline_loop
 
 DRAWN = 50
+
+
+@T.prim_func(s_tir=True)
+def guarded(x: T.Buffer((8, 32), "float32"), y: T.Buffer((8, 32), "float32")):
+    """The nest of tilelang's issue 2674: an if around the tile's load and use."""
+    near = T.sblock_alloc_buffer((32,), scope="shared")
+    for step in range(8):
+        if step < 5:
+            for lane in range(32):
+                with T.sblock("load"):
+                    k, i = T.axis.remap("SS", [step, lane])
+                    near[i] = x[k, i]
+            for lane in range(32):
+                with T.sblock("use"):
+                    k, i = T.axis.remap("SS", [step, lane])
+                    y[k, i] = near[31 - i]
 
 
 def outcomes(nests: Sequence[Nest]) -> list[Outcome]:
@@ -48,6 +65,41 @@ def test_loops_of_many_kinds_are_right_or_refused() -> None:
     ]
     counts = Counter(outcome.what for outcome in outcomes(nests))
     assert counts["right"] >= len(ATTACKS) // 3, counts
+
+
+def test_softmax_over_tiles_is_pipelined() -> None:
+    """The maximum of the tiles before is no copy, though it goes to registers: the loop writes what it reads."""
+    for name, statements in ONLINE.items():
+        tiles = 2 if name == "attention" else 1
+        for stages in (2, 3, 4):
+            sch, loop = scheduled(nest(*statements, before=BEGIN, behind=END))
+            plan = pipeline_loop(sch, loop, stages)
+            assert plan.roles == ("copy",) * tiles + ("compute",) * (len(statements) - tiles), name
+            assert plan.stage == (0,) * tiles + (stages - 1,) * (len(statements) - tiles), name
+    check_pipeline(*scheduled(nest(*ONLINE["sum"], before=BEGIN, behind=END)), [0, 1, 1, 1], range(4))
+    hows = [{"stages": stages} for stages in (2, 3, 4)] + [{"stage": (0, 1, 1, 1), "order": (0, 1, 2, 3)}]
+    nests = [nest(*ONLINE["sum"], before=BEGIN, behind=END, number=i, **how) for i, how in enumerate(hows)]
+    nests += [nest(*ONLINE[name], before=BEGIN, behind=END, number=9 + i, stages=3) for i, name in enumerate(ONLINE)]
+    assert {outcome.what for outcome in outcomes(nests)} == {"right"}
+
+
+def test_a_tile_that_is_used_in_the_iteration_before_is_no_copy_to_load_ahead() -> None:
+    """The nest of tilelang's issue 2668: the tile is used first, and then filled for the next iteration."""
+    one = nest("total[i] = total[i] + near[i]", "near[i] = x[k, i]", before=(*SUM, "near[i] = T.float32(5)"))
+    with pytest.raises(IllegalPipeline, match=r"'s1' fills near.*'s0' reads in the next iteration") as caught:
+        pipeline_loop(*scheduled(one))
+    assert "before its use" in caught.value.remedy
+    for order in ([0, 1], [1, 0]):
+        with pytest.raises(IllegalPipeline, match="'s0' reads near and 's1' writes it"):
+            check_pipeline(*scheduled(one), [1, 0], order)
+
+
+def test_an_if_around_the_body_is_named() -> None:
+    sch = Schedule(guarded)
+    for stage in ([0, 1], [0]):
+        with pytest.raises(IllegalPipeline, match="if step < 5") as caught:
+            check_pipeline(sch, sch.get_loops(sch.get_sblock("load"))[0], stage, list(range(len(stage))))
+        assert "condition" in caught.value.remedy
 
 
 @pytest.mark.sampled(4)

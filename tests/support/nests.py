@@ -17,6 +17,8 @@ ALLOCATED = {  # where no other scope is said
     "part": "local",
     "held": "local",
     "where_to": "local",
+    "top": "local",
+    "old": "local",
 }
 SHAPES = {"wide": f"{STEPS + 2}, {LANES}"}
 
@@ -80,6 +82,40 @@ def _written(name: str, statement: str, pad: str, step: str) -> list[str]:
 USE = "y[k, i] = near[i] * T.float32(2)"
 SUM = ("total[i] = T.float32(1)",)
 COPY = "near[i] = x[k, i]"
+
+# Softmax as attention computes it: a maximum, a sum and a product that every tile rescales.
+BEGIN = ("top[i] = T.float32(-100)", "total[i] = T.float32(0)", "held[i] = T.float32(0)")
+END = ("z[i] = total[i]", "y[0, i] = top[i]", "v[0, i] = held[i]")
+NEW_TOP = ("old[i] = top[i]", "top[i] = T.max(top[i], near[i])")
+ONLINE: dict[str, Sequence[str]] = {
+    "sum": (
+        "near[i] = x[k, i]",
+        *NEW_TOP,
+        "total[i] = total[i] * T.exp(old[i] - top[i]) + T.exp(near[i] - top[i])",
+    ),
+    "rescaled first": (
+        "near[i] = x[k, i]",
+        *NEW_TOP,
+        "total[i] = total[i] * T.exp(old[i] - top[i])",
+        "total[i] = total[i] + T.exp(near[i] - top[i])",
+    ),
+    "rescaled last": (
+        "near[i] = x[k, i]",
+        *NEW_TOP,
+        "part[i] = T.exp(near[i] - top[i])",
+        "old[i] = T.exp(old[i] - top[i])",
+        "total[i] = total[i] * old[i] + part[i]",
+    ),
+    "attention": (
+        "near[i] = x[k, i]",
+        "next[i] = w[k, i]",
+        *NEW_TOP,
+        "part[i] = T.exp(near[i] - top[i])",
+        "total[i] = total[i] * T.exp(old[i] - top[i]) + part[i]",
+        "held[i] = held[i] * T.exp(old[i] - top[i])",
+        "held[i] = held[i] + part[i] * next[i]",
+    ),
+}
 
 # What the issue that asked for these checks found accepted and wrong, by its names.
 BROKEN: dict[str, tuple[Sequence[str], dict[str, Any]]] = {
