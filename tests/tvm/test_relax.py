@@ -1,13 +1,16 @@
-"""Relax passes of TVM's that fail (docs/tvm.md)."""
+"""Relax passes of TVM's that fail, and models that they compile to something else (docs/tvm.md)."""
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 from tvm import ir, relax
+from tvm.support import nvcc
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from support.stock_tvm import failure, still
+from support.stock_tvm import HOPPER, failure, still
 
 
 @I.ir_module
@@ -48,3 +51,81 @@ class TransposeOfAVector:
 def test_a_transpose_does_not_join_its_product(module: ir.IRModule) -> None:
     said = failure(lambda: relax.transform.FuseTransposeMatmul()(module))
     still(said != "", "schedules/rules/relax_passes.py (ReadTransposed)")
+
+
+@I.ir_module
+class Squares:
+    @R.function
+    def main(x: R.Tensor((4, 64), "float32")) -> R.Tensor((4, 64), "float32"):
+        with R.dataflow():
+            y = R.power(x, R.const(2.0, "float32"))
+            R.output(y)
+        return y
+
+
+@I.ir_module
+class AdaptivePool:
+    @R.function
+    def main(x: R.Tensor((1, 2, 3, 4), "float32")) -> R.Tensor((1, 2, 2, 2), "float32"):
+        with R.dataflow():
+            y = R.nn.adaptive_avg_pool2d(x, (2, 2))
+            R.output(y)
+        return y
+
+
+@I.ir_module
+class SqueezeAndExcitation:
+    @R.function
+    def main(
+        x: R.Tensor((2, 8, 1, 1), "float32"),
+        w: R.Tensor((16, 8, 1, 1), "float32"),
+        image: R.Tensor((2, 16, 8, 8), "float32"),
+    ) -> R.Tensor((2, 16, 8, 8), "float32"):
+        with R.dataflow():
+            weights = R.sigmoid(R.nn.conv2d(x, w))
+            y = R.multiply(image, weights)
+            R.output(y)
+        return y
+
+
+@I.ir_module
+class CausalConvolution:
+    @R.function
+    def main(
+        x: R.Tensor((1, 256, 16), "float16"), w: R.Tensor((256, 1, 4), "float16")
+    ) -> R.Tensor((1, 256, 16), "float16"):
+        with R.dataflow():
+            padded = R.nn.conv1d(x, w, padding=3, groups=256)
+            y = R.strided_slice(padded, axes=[2], begin=[0], end=[16])
+            R.output(y)
+        return y
+
+
+def kernels(module: ir.IRModule) -> str:
+    """The CUDA of a Relax module, by TVM's own pipeline."""
+    imports = relax.build(module, HOPPER).mod.imports
+    return "".join(inner.inspect_source() for each in imports for inner in each.imports)
+
+
+def test_a_power_of_a_negative_number_is_nan() -> None:
+    """``powf`` is ``__powf`` under --use_fast_math, which is 2 to the power of a logarithm."""
+    with HOPPER, mock.patch.object(nvcc.subprocess, "Popen", side_effect=RuntimeError("not run")) as run:
+        failure(lambda: nvcc.compile_cuda("", target_format="ptx", compiler="nvcc"))
+    text, options = kernels(Squares), run.call_args.args[0]
+    still("powf(x_ptr" in text and "--use_fast_math" in options, "schedules/rules/relax_pipeline.py")
+
+
+def test_an_adaptive_pool_is_no_kernel() -> None:
+    text = kernels(AdaptivePool)
+    assert "__global__" in kernels(Squares)
+    still("__global__" not in text, "schedules/rules/relax_pipeline.py")
+
+
+def test_a_convolution_of_one_pixel_fails_in_dlight() -> None:
+    said = failure(lambda: relax.build(SqueezeAndExcitation, HOPPER))
+    still("consumers of the cache-write stage" in said, "schedules/rules/for_target.py")
+
+
+def test_a_slice_behind_a_convolution_fails_in_dlight() -> None:
+    said = failure(lambda: relax.build(CausalConvolution, HOPPER))
+    still("no attribute 'value'" in said, "schedules/rules/for_target.py")
