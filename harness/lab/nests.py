@@ -8,6 +8,7 @@ Values are small whole numbers, so that no order of additions rounds. All of a n
 from __future__ import annotations
 
 import random
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +32,7 @@ from tensorir_ladder.schedules.inspection import statements_under
 from tensorir_ladder.schedules.pipeline import check_pipeline, pipeline_loop
 from tensorir_ladder.schedules.pipeline.pipelining import ORDER, STAGE
 
-LOOP = "step"
+LOOP, OTHER_LOOP = "step", "other"
 POISON = -77.0
 TOGETHER = 20  # nests compiled as one module: most of a compilation is the same for all
 ORDERS = 3  # of threads, and of when asynchronous copies arrive, in the emulator
@@ -65,6 +66,7 @@ class Nest:
         blocks = sch.get_child_blocks(sch.get_sblock("root"))
         loops = [loop for block in blocks for loop in sch.get_loops(block)]
         loop = next(loop for loop in loops if str(sch.get(loop).loop_var.name) == LOOP)
+        others = [loop for loop in loops if str(sch.get(loop).loop_var.name) == OTHER_LOOP]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # more stages than iterations
             if self.stage and len(self.stage) == len(statements_under(sch, loop)):
@@ -73,6 +75,8 @@ class Nest:
                 sch.annotate(loop, ORDER, list(self.order))
             else:
                 pipeline_loop(sch, loop, self.stages, self.async_copy)
+                if others and self.number % 2:
+                    pipeline_loop(sch, others[0], self.stages, self.async_copy)
         return sch
 
 
@@ -90,6 +94,9 @@ class _Drawing:
         self.uses: list[str] = []
         self.before: list[str] = []
         self.behind: list[str] = []
+        self.sibling: list[str] = []  # the statements of a second loop, before the one that is pipelined or behind it
+        self.sibling_first = False
+        self.around = ""  # the condition of an if around the loop's body
         self.allocated: dict[str, str] = {}
         self.features: list[str] = []
         self._names = 0
@@ -176,8 +183,13 @@ class _Drawing:
         if self.outer:
             lines.append("    " * depth + "for turn in range(2):")
         inner = depth + self.outer
+        sibling = ["    " * inner + f"for {OTHER_LOOP} in {extent}:"] if self.sibling else []
+        sibling += [_indented(re.sub(rf"\b{LOOP}\b", OTHER_LOOP, part), inner + 1) for part in self.sibling]
+        lines += sibling if self.sibling_first else []
         lines.append("    " * inner + f"for {LOOP} in {extent}:")
-        lines += [_indented(part, inner + 1) for part in body]
+        lines += ["    " * (inner + 1) + f"if {self.around}:"] if self.around else []
+        lines += [_indented(part, inner + 1 + bool(self.around)) for part in body]
+        lines += sibling if not self.sibling_first else []
         lines += [_indented(part, depth) for part in self.behind]
         return "\n".join(lines) + "\n"
 
@@ -399,6 +411,50 @@ def _stale_part(d: _Drawing, _: list[str]) -> None:
     d.uses.append(d.each_lane("v[k, i]", f"g0[{2 * d.lanes - 1} - i]"))
 
 
+def _two_tiles(d: _Drawing, reads: list[str]) -> None:
+    """One scratch is filled, used, filled with another tile and used again."""
+    d.buffer("d0")
+    uses = [f"v[k, i] = d0[{index}]" for index in (("i",) if d.threads else ("i", f"{d.lanes - 1} - i"))]
+    first, second = d.choose.choice(uses), "y[k, i] = d0[i] + T.float32(3)"
+    parts = [("d0[i]", d.source("x")), first.split(" = "), ("d0[i]", d.source("w")), second.split(" = ")]
+    if d.choose.random() < 0.3:
+        parts[2:3] = [("d0[i]", f"d0[i] + {reads[0].format('i')}")]
+    d.uses += [d.each_lane(target, value) for target, value in parts]
+
+
+def _sibling_loop(d: _Drawing, _: list[str]) -> None:
+    """A second loop fills and uses the same buffer; it is pipelined, too, where it can be."""
+    d.buffer("m0")
+    d.copies.append(d.each_lane("m0[i]", d.source()))
+    d.uses.append(d.each_lane("v[k, i]", "m0[i]"))
+    part = d.choose.choice(("", "", f"lane < {d.lanes // 2}"))
+    d.sibling = [d.each_lane("m0[i]", d.source(), where=part), d.each_lane("w[k, i]", "m0[i] * T.float32(2)")]
+    d.sibling_first = d.choose.random() < 0.5
+
+
+def _online_softmax(d: _Drawing, reads: list[str]) -> None:
+    """A maximum of the tiles so far, and a sum that each tile rescales by how far the maximum grew."""
+    for name, value in (("n0", "-8"), ("n1", "0"), ("n2", "0")):
+        d.buffer(name, scope="local")
+        d.before.append(d.once(f"{name}[i]", f"T.float32({value})"))
+    read = reads[0].format("i")
+    d.uses.append(d.each_lane("n1[i]", "n0[i]"))
+    d.uses.append(d.each_lane("n0[i]", f"T.max(n0[i], {read})"))
+    scale, addend = "T.float32(2) - (n0[i] - n1[i])", f"{read} - n0[i]"
+    if d.choose.random() < 0.5:
+        d.uses.append(d.each_lane("n2[i]", f"n2[i] * ({scale}) + {addend}"))
+    else:
+        d.uses.append(d.each_lane("n2[i]", f"n2[i] * ({scale})"))
+        d.uses.append(d.each_lane("n2[i]", f"n2[i] + {addend}"))
+    d.behind.append(d.once("w[2, i]", "n2[i]"))
+    d.behind.append(d.once("w[3, i]", "n0[i]"))
+
+
+def _if_around(d: _Drawing, _: list[str]) -> None:
+    """A condition around the loop's whole body, of the step or of data."""
+    d.around = d.choose.choice(("step < 2", "step % 2 == 0", "step > 0", "idx[step] > 2"))
+
+
 FEATURES: dict[str, Callable[[_Drawing, list[str]], None]] = {
     make.__name__.strip("_").replace("_", " "): make
     for make in (
@@ -417,6 +473,10 @@ FEATURES: dict[str, Callable[[_Drawing, list[str]], None]] = {
         _read_behind,
         _chain,
         _stale_part,
+        _two_tiles,
+        _sibling_loop,
+        _online_softmax,
+        _if_around,
     )
 }
 

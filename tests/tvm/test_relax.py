@@ -6,9 +6,9 @@ from unittest import mock
 
 import pytest
 from tvm import ir, relax
-from tvm.support import nvcc
 from tvm.script import ir as I
 from tvm.script import relax as R
+from tvm.support import nvcc
 
 from support.stock_tvm import HOPPER, failure, still
 
@@ -91,9 +91,9 @@ class SqueezeAndExcitation:
 @I.ir_module
 class CausalConvolution:
     @R.function
-    def main(
-        x: R.Tensor((1, 256, 16), "float16"), w: R.Tensor((256, 1, 4), "float16")
-    ) -> R.Tensor((1, 256, 16), "float16"):
+    def main(x: R.Tensor((1, 256, 16), "float16"), w: R.Tensor((256, 1, 4), "float16")) -> R.Tensor(
+        (1, 256, 16), "float16"
+    ):
         with R.dataflow():
             padded = R.nn.conv1d(x, w, padding=3, groups=256)
             y = R.strided_slice(padded, axes=[2], begin=[0], end=[16])
