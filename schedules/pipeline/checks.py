@@ -340,7 +340,8 @@ def _check_order(name: str, body: LoopBody, stage: list[int], order: list[int]) 
                 loop=name,
                 block=first,
                 value=f"{second!r} {when}, stages {stage}, order {order}",
-                remedy="give both the same stage, or order the reader before the writer, one stage behind",
+                remedy=f"use another buffer than {buffer} outside the loop, or give both the same stage, or order the "
+                "reader before the writer, one stage behind",
             )
         did, does = (("writes" if writes else "reads") for writes in (broken.first_writes, broken.second_writes))
         raise IllegalPipeline(

@@ -149,6 +149,21 @@ class LoopBody:
                 found.append(region.source)
         return found
 
+    def beside(self, loop: tirx.For) -> LoopBody:
+        """Describe another loop in the same place."""
+        return LoopBody(loop, self.around, self._homes)
+
+    def fills(self, statement: int, buffer: tirx.Var) -> bool:
+        """Return whether a statement writes a buffer and reads nothing of it."""
+        touched = [access.writes for access in self.accesses[statement] if access.buffer.same_as(buffer)]
+        return bool(touched) and all(touched) and not self.statements[statement].reads_buffer(buffer)
+
+    def covers_reads(self, buffer: tirx.Var, first: int = 0) -> bool:
+        """Return whether all that statements from ``first`` on read of a buffer, they write before, each iteration."""
+        accesses = [a for a in itertools.chain(*self.accesses[first:]) if a.buffer.same_as(buffer)]
+        writes = [access for access in accesses if access.writes]
+        return all(access.writes or self._covered(access, writes) for access in accesses)
+
     def carried(self) -> list[tirx.Var]:
         """List shared memory and registers that carry values from one iteration to the next, as running sums do.
 
@@ -156,8 +171,7 @@ class LoopBody:
         """
         found = []
         for buffer in (buffer for buffer in self.written if buffer.scope() not in DEVICE_SCOPES):
-            reads = [access for access in itertools.chain(*self.accesses) if access.buffer.same_as(buffer)]
-            if self.outlives(buffer) and not all(access.writes or self._covered(access) for access in reads):
+            if self.outlives(buffer) and not self.covers_reads(buffer):
                 found.append(buffer)
         return found
 
@@ -326,8 +340,11 @@ class LoopBody:
                     return one, other
         return None
 
-    def _covered(self, read: Access) -> bool:
-        """Return whether all that is read was written before in the same iteration, whatever happens."""
+    def _covered(self, read: Access, writes: Sequence[Access] | None = None) -> bool:
+        """Return whether all that is read was written before in the same iteration, whatever happens.
+
+        By one of ``writes``, or anything in the loop.
+        """
         if read.region is None:
             return False
         with ExitStack() as scope:
@@ -343,8 +360,8 @@ class LoopBody:
             for point, extent in zip(points[read.rings :], read.buffer.shape):  # a read outside is nobody's
                 scope.enter_context(analyzer.constraint_scope(tirx.all(point >= 0, point < extent)))
             claims = []
-            for write in (access for accesses in self.accesses for access in accesses if access.writes):
-                if write.buffer.same_as(read.buffer) and write.place < read.place:
+            for write in itertools.chain(*self.accesses) if writes is None else writes:
+                if write.writes and write.buffer.same_as(read.buffer) and write.place < read.place:
                     claim = self._holds(write, read, points)
                     if claim is not None and analyzer.can_prove(claim):
                         return True

@@ -47,6 +47,7 @@ from tensorir_ladder.schedules.pipeline.checks import (
 )
 from tensorir_ladder.schedules.pipeline.dependences import LoopBody, async_race
 from tensorir_ladder.schedules.pipeline.one_barrier import HIDES_READS, gate_copies, is_gate, retires
+from tensorir_ladder.schedules.pipeline.own_buffers import separate_buffers
 
 STAGE, ORDER, ASYNC = PIPELINE_STAGE, "software_pipeline_order", "software_pipeline_async_stages"
 DOUBLE_BUFFER = "double_buffer_scope"
@@ -212,7 +213,8 @@ def pipeline_loop(
                    C += stage k % stages
                  C += the remaining stages-1 stages                         # epilogue
 
-    ``stages`` counts those of the ring: 1 leaves the loop alone, n keeps n − 1 tiles ahead. Asynchronous copies
+    ``stages`` counts those of the ring: 1 leaves the loop alone, n keeps n − 1 tiles ahead. Tiles that share a
+    buffer get one each first (:mod:`schedules.pipeline.own_buffers`). Asynchronous copies
     (cp.async: sm_80 and newer; 4, 8 or 16 bytes each) need the pass configuration in the result::
 
         with tvm.transform.PassContext(config=plan.pass_config):
@@ -224,11 +226,16 @@ def pipeline_loop(
     memory. The loop stays valid; called again, the last call counts (but a gate, once made, stays). Parameters and
     errors are those of :func:`infer_pipeline` and of :func:`check_pipeline`.
     """
+    check_loop(sch, loop)
+    trial, same = _anew(sch, loop)  # a refusal leaves the schedule as it was
+    separated = separate_buffers(trial, same)
     plan = infer_pipeline(
-        sch, loop, stages, async_copy, one_barrier=one_barrier, unroll_ring=unroll_ring, fill_ahead=fill_ahead
+        trial, same, stages, async_copy, one_barrier=one_barrier, unroll_ring=unroll_ring, fill_ahead=fill_ahead
     )
-    trial, same = _anew(sch, loop)
-    _apply(replace(plan, loop=same), trial, check=True)  # a refusal leaves the schedule as it was
+    _apply(plan, trial, check=True)
+    if separated and plan.stage:
+        separate_buffers(sch, loop)
+    plan = replace(plan, loop=loop)
     _apply(plan, sch)
     return plan
 

@@ -12,10 +12,10 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 from tvm.script import tirx as T
 
-from support.nests import ATTACKS, BEGIN, BROKEN, END, ONLINE, SUM, nest
+from support.nests import ATTACKS, BEGIN, BROKEN, COPY, END, ONLINE, SUM, USE, nest
 from tensorir_ladder.harness.lab.nests import Nest, Outcome, draw, run_nests
 from tensorir_ladder.schedules.errors import IllegalPipeline
-from tensorir_ladder.schedules.pipeline import check_pipeline, infer_pipeline, pipeline_loop
+from tensorir_ladder.schedules.pipeline import buffer_stages, check_pipeline, infer_pipeline, pipeline_loop
 
 DRAWN = 50
 
@@ -34,6 +34,13 @@ def guarded(x: T.Buffer((8, 32), "float32"), y: T.Buffer((8, 32), "float32")):
                 with T.sblock("use"):
                     k, i = T.axis.remap("SS", [step, lane])
                     y[k, i] = near[31 - i]
+
+
+def loop_behind(*statements: str) -> str:
+    """The text of a second loop, ``other``, behind a nest's."""
+    text = nest(*statements).text
+    loop = text[text.index("    for step") :].replace("step", "other")
+    return re.sub(r'"s(\d)"', r'"other\1"', loop)
 
 
 def outcomes(nests: Sequence[Nest]) -> list[Outcome]:
@@ -92,6 +99,52 @@ def test_a_tile_that_is_used_in_the_iteration_before_is_no_copy_to_load_ahead() 
     for order in ([0, 1], [1, 0]):
         with pytest.raises(IllegalPipeline, match="'s0' reads near and 's1' writes it"):
             check_pipeline(*scheduled(one), [1, 0], order)
+
+
+TWO_TILES = ("near[i] = x[k, i]", "y[k, i] = near[i]", "near[i] = w[k, i]", "v[k, i] = near[7 - i]")
+
+
+def test_tiles_that_share_a_buffer_get_one_each() -> None:
+    """The nests of tilelang's issues 3031 and 2309: two tiles an iteration, and two loops that share a tile."""
+    two_loops = nest(COPY, USE).text + loop_behind("near[i] = w[k, i]", "v[k, i] = near[7 - i]")
+    before = nest(COPY, USE, before=("near[i] = T.float32(3)",)).text
+    texts = [nest(*TWO_TILES).text, two_loops, before]
+    nests = [Nest(3 * i + stages, text, (), stages) for i, text in enumerate(texts) for stages in (2, 3, 4)]
+    assert {outcome.what for outcome in outcomes(nests)} == {"right"}
+    for text in texts:
+        sch, loop = scheduled(Nest(0, text, (), 3))
+        plan = pipeline_loop(sch, loop, 3)
+        assert set(plan.stage) == {0, 2}
+        stages = buffer_stages(sch, loop, plan.stage, plan.order)
+        assert {count for name, count in stages.items() if name.startswith("near")} == {3}
+    sch, loop = scheduled(nest(*TWO_TILES))
+    by_threads(sch)
+    assert pipeline_loop(sch, loop, 3, True).async_stages == (0,)
+
+
+@pytest.mark.parametrize(
+    ("statements", "behind"),
+    [
+        ((COPY, USE), loop_behind("v[k, i] = near[i]", "near[i] = w[k, i]")),
+        ((COPY, USE), loop_behind("if other > 2: near[i] = w[k, i]", "v[k, i] = near[i]")),
+        ((COPY, USE, "where lane < 4: near[i] = w[k, i]", "v[k, i] = near[i]"), ""),
+    ],
+)
+def test_a_value_that_passes_from_tile_to_tile_keeps_its_buffer(statements: Sequence[str], behind: str) -> None:
+    sch, loop = scheduled(Nest(0, nest(*statements).text + behind, (), 3))
+    before = sch.mod.script()
+    with pytest.raises(IllegalPipeline, match="near"):
+        pipeline_loop(sch, loop, 3)
+    assert sch.mod.script() == before
+
+
+def test_a_tile_that_is_read_behind_the_loop_is_refused_with_a_remedy() -> None:
+    """The nest of tilelang's issue 3039."""
+    with pytest.raises(IllegalPipeline, match="near outlives the loop") as caught:
+        pipeline_loop(*scheduled(nest(COPY, USE, behind=("z[i] = near[i]",))), 2)
+    assert "another buffer than near outside the loop" in caught.value.remedy
+    loaded_again = nest(COPY, USE, behind=("next[i] = x[5, i]", "z[i] = next[i]"), stages=2)
+    assert [outcome.what for outcome in outcomes([loaded_again])] == ["right"]
 
 
 def test_an_if_around_the_body_is_named() -> None:
