@@ -260,6 +260,11 @@ template <class T> EMU_INLINE T __shfl_down_sync(uint mask, T value, uint by, in
   return __shfl_sync(mask, value, inside + int(by) < width ? inside + int(by) : inside, width);
 }
 EMU_INLINE uint __funnelshift_r(uint low, uint high, uint by) { return uint((uint64_t(high) << 32 | low) >> (by & 31)); }
+// Whole warps, as if none of their lanes had taken another way: a shuffle then waits for those that did.
+EMU_INLINE uint __activemask() {
+  int behind = blockDim.x * blockDim.y * blockDim.z - (emu::thread_rank() & ~31);
+  return behind < 32 ? (1u << behind) - 1 : 0xffffffffu;
+}
 EMU_INLINE uint __ballot_sync(uint mask, int vote) { return emu::ballot(mask, vote); }
 EMU_INLINE int __any_sync(uint mask, int vote) { return emu::ballot(mask, vote) != 0; }
 EMU_INLINE int __all_sync(uint mask, int vote) { return emu::ballot(mask, !vote) == 0; }

@@ -1,4 +1,4 @@
-"""``rules``: drawn functions offered to the rules for TVM, each right in the emulator or left with a reason."""
+"""``rules``: drawn functions and Relax modules as the pipeline makes them, each right in the emulator or named."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from typing import Any
 from tensorir_ladder.emulator.compiler import require_host_compiler
 from tensorir_ladder.harness.commands import WRONG
 from tensorir_ladder.harness.commands.drawing import Drawn, add_draw_options, check_draw_options, run_and_record
-from tensorir_ladder.harness.lab.drawn_functions import TOGETHER, draw, run_draws
 from tensorir_ladder.harness.lab.draws import Outcome
+from tensorir_ladder.harness.lab.rule_draws import TOGETHER, draw, run_draws
 from tensorir_ladder.harness.records.kinds import RuleDraws
 
 
 def _more(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    def texts(what: str) -> dict[str, int]:
-        return dict(Counter(outcome.text for outcome in outcomes if outcome.what == what).most_common())
-
-    return {"taken": texts("right"), "reasons": texts("left")}
+    taken = Counter(rule for o in outcomes if o.what == "right" for rule in o.text.split(", "))
+    reasons = Counter(o.text for o in outcomes if o.what == "left")
+    return {"taken": dict(taken.most_common()), "reasons": dict(reasons.most_common())}
 
 
 DRAWN = Drawn(
@@ -40,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, command: str) -> int:
-    """Offer functions to the rules, side by side; exit status 1 where one is neither right nor left."""
+    """Run what the pipeline makes of draws, side by side; exit status 1 where one is neither right nor left."""
     check_draw_options(options)
     require_host_compiler()
     record = run_and_record(DRAWN, options, command)

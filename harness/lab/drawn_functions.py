@@ -1,4 +1,4 @@
-"""Functions drawn at random as frameworks hand them to rules: each is right in the emulator, or left with a reason.
+"""Functions drawn at random as frameworks hand them to rules.
 
 A function is products in any order of operands and axes, convolutions, reductions, chains of them by rows, or
 elementwise; with casts, weights of few bits, epilogues, and extents that run time brings. All of it follows from
@@ -9,26 +9,12 @@ from __future__ import annotations
 
 import math
 import random
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import tvm
 from tvm import te, tirx, topi
 
-from tensorir_ladder.emulator import KernelFault
-from tensorir_ladder.harness.lab.draws import Draws, Outcome
-from tensorir_ladder.harness.lab.function_check import WrongFunction, check_function, symbols_of
-from tensorir_ladder.harness.lab.workers import Tell
-from tensorir_ladder.harness.machines import machine_for
-from tensorir_ladder.kernels.codegen.arithmetic import evaluate
-from tensorir_ladder.schedules.errors import IllegalSchedule
-from tensorir_ladder.schedules.rules import Rule, rules
-
-TOGETHER = 10  # functions that a process runs before it says what became of them
-ARCHS = ("sm_80", "sm_90a", "sm_90a")
 MOST_STEPS = 2**17  # multiplications, additions or elements of a function: emulated threads are slow
 ROUNDINGS = 4  # of a drawn step in 16 bits, each of which may be off by its own half unit
 
@@ -358,9 +344,8 @@ KINDS: dict[str, Callable[[_Drawing], te.Tensor]] = {
 }
 
 
-def draw(seed: int, number: int) -> Function:
+def draw_function(choose: random.Random, number: int, arch: str) -> Function:
     """Draw a function: half of them products."""
-    choose = random.Random(f"{seed}-{number}")
     drawing = _Drawing(choose, choose.choice(("int32", "int64")))
     kind = drawing.one_of("product", "product", "product", "convolution", "rows", "elements")
     result = KINDS[kind](drawing)
@@ -368,68 +353,4 @@ def draw(seed: int, number: int) -> Function:
     symbolic = {name: drawing.sizes[name] for name in drawing.symbols}
     smaller = {name: choose.randint(1, size) for name, size in symbolic.items()}
     sizes = (symbolic, smaller) if symbolic else ({},)
-    features = tuple(dict.fromkeys(drawing.features))
-    return Function(number, function, sizes, choose.choice(ARCHS), features, drawing.steps)
-
-
-def run_draws(draws: Draws, tell: Tell) -> list[Outcome]:
-    """Run draws, saying what is under way: work for a process of its own."""
-    outcomes = []
-    for number in draws.numbers:
-        tell(f"function {number}")
-        outcomes.append(run_function(draw(draws.seed, number)))
-    return outcomes
-
-
-def run_function(drawn: Function) -> Outcome:
-    """Offer a function to the rules, and run what the first one makes of it in the emulator."""
-    target = machine_for(drawn.arch).target()
-    left = []
-    for rule in rules(target):
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # more stages than iterations
-                after = rule.take(drawn.function, target)
-        except IllegalSchedule as reason:
-            left.append(f"{rule.name}: {reason.problem}")
-        except Exception as error:  # noqa: BLE001 - a rule that fails is what is looked for
-            return _bad(drawn, rule, "failed", error)
-        else:
-            return _checked(drawn, rule, after, target)
-    return Outcome(drawn.number, "left", "; ".join(left), drawn.features)
-
-
-def _checked(drawn: Function, rule: Rule, after: tirx.PrimFunc, target: tvm.target.Target) -> Outcome:
-    try:
-        for sizes in drawn.sizes:
-            check_function(
-                drawn.function,
-                after,
-                target,
-                sizes,
-                arrays=_whole_numbers(drawn.function, sizes, drawn.number),
-                seed=drawn.number,
-                runs=2,
-                slack=drawn.slack,
-            )
-    except (WrongFunction, KernelFault) as error:
-        return _bad(drawn, rule, "wrong", error)
-    except Exception as error:  # noqa: BLE001 - so is what TVM cannot compile any more
-        return _bad(drawn, rule, "failed", error)
-    return Outcome(drawn.number, "right", rule.name, drawn.features)
-
-
-def _whole_numbers(function: tirx.PrimFunc, sizes: dict[str, int], seed: int) -> dict[str, np.ndarray]:
-    """Draw small ones, whose sums of products are whole numbers in float16, too."""
-    random, drawn = np.random.default_rng(seed), {}
-    values = {symbol: sizes[str(symbol.name)] for symbol in symbols_of(function) if symbol.name in sizes}
-    for parameter in function.params[:-1]:
-        if str(parameter.dtype) in ("int8", "int32"):
-            shape = [int(evaluate(extent, values) or 0) for extent in parameter.shape]
-            drawn[str(parameter.name)] = random.integers(-2, 3, shape)
-    return drawn
-
-
-def _bad(drawn: Function, rule: Rule, what: str, error: Exception) -> Outcome:
-    text = f"{rule.name}, {drawn.arch}: {type(error).__name__}: {str(error)[-300:]}"
-    return Outcome(drawn.number, what, text, drawn.features)
+    return Function(number, function, sizes, arch, tuple(dict.fromkeys(drawing.features)), drawing.steps)

@@ -146,7 +146,7 @@ class _Case:
 
     def dtype(self, name: str) -> np.dtype:
         """Return a parameter's dtype, as numpy knows it."""
-        return _numpy(str(self.buffers[name].dtype))
+        return numpy_of(str(self.buffers[name].dtype))
 
     def draw(self, seed: int, whole: bool) -> dict[str, np.ndarray]:
         """Draw all operands; outputs are poisoned."""
@@ -156,8 +156,8 @@ class _Case:
             if name in self.arrays:
                 drawn[name] = self.arrays[name].astype(dtype)
             elif name in self.outputs and name not in self.updated:
-                drawn[name] = _poison(shape, dtype, seed)
-            elif _is_float(dtype):
+                drawn[name] = poison(shape, dtype, seed)
+            elif is_float(dtype):
                 numbers = random.integers(-2, 3, shape) if whole else random.standard_normal(shape)
                 drawn[name] = numbers.astype(dtype)
             else:
@@ -172,7 +172,7 @@ class _Case:
             tensors: list[Any] = []
             for name, parameter in zip(self.names, function.params):
                 if name in given:
-                    tensors.append(tvm.runtime.tensor(given[name].astype(_numpy(str(parameter.dtype)))))
+                    tensors.append(tvm.runtime.tensor(given[name].astype(numpy_of(str(parameter.dtype)))))
                 elif name in self.sizes:
                     tensors.append(self.sizes[name])
                 else:
@@ -186,15 +186,15 @@ class _Case:
         """Return how far each element may be off."""
         size = np.abs(reference)
         mean = math.sqrt(float(np.mean(np.square(size, where=np.isfinite(size), out=np.zeros_like(size)))))
-        between = max((_eps(dtype) for dtype in self._rounded_to()), default=0.0)
+        between = max((eps_of(dtype) for dtype in self._rounded_to()), default=0.0)
         length = max(self._lengths(), default=1)
-        common = 4 * between + (4 + 4 * math.sqrt(length)) * _eps(self.sums)
+        common = 4 * between + (4 + 4 * math.sqrt(length)) * eps_of(self.sums)
         least = float(ml_dtypes.finfo(self.dtype(name)).smallest_subnormal)
-        return self.slack * (2 * _eps(self.dtype(name).name) * size + common * mean + least)
+        return self.slack * (2 * eps_of(self.dtype(name).name) * size + common * mean + least)
 
     def keeps(self, exact: np.ndarray) -> bool:
         """Tell if numbers as large as these fit into what the function keeps on the way; LLVM rounds less than that."""
-        return all((exact.astype(_numpy(dtype)).astype(np.float64) == exact).all() for dtype in self._rounded_to())
+        return all((exact.astype(numpy_of(dtype)).astype(np.float64) == exact).all() for dtype in self._rounded_to())
 
     def _rounded_to(self) -> set[str]:
         """List the floating-point dtypes of what the function keeps on the way."""
@@ -215,7 +215,7 @@ def _compare(case: _Case, program: EmulatedProgram, run: HostRun, seed: int, num
     """Run both on drawn data; return the largest error as a part of its limit."""
     given = case.draw(seed, whole=bool(number % 2))
     held = {name: array.copy() for name, array in given.items()}
-    kept = [_poison(buffer.shape, _numpy(buffer.dtype), seed) for buffer in run.kept if not _is_memory(buffer)]
+    kept = [poison(buffer.shape, numpy_of(buffer.dtype), seed) for buffer in run.kept if not _is_memory(buffer)]
     program(*held.values(), *kept, seed=seed)
     for name in given:
         if name not in case.outputs and given[name].tobytes() != held[name].tobytes():
@@ -237,7 +237,7 @@ def _check(
 ) -> float:
     if not got.size:
         return 0.0
-    if not _is_float(case.dtype(name)):
+    if not is_float(case.dtype(name)):
         wrong, limit, error = got != exact, np.zeros(got.shape), np.abs(got.astype(np.float64) - exact)
     else:
         exact, found = exact.astype(np.float64), got.astype(np.float64)
@@ -276,7 +276,7 @@ def _program(made: Generated, run: HostRun, case: _Case) -> EmulatedProgram:
     others = [buffer for buffer in run.kept if not _is_memory(buffer)]
     memory = [buffer for buffer in run.kept if _is_memory(buffer)]
     names = (*case.buffers, *(buffer.buffer for buffer in (*others, *memory)))
-    kept = tuple((buffer.shape, _numpy(buffer.dtype)) for buffer in memory)
+    kept = tuple((buffer.shape, numpy_of(buffer.dtype)) for buffer in memory)
     operands = tuple(name for name in case.buffers if name not in case.outputs)
     return EmulatedProgram("after", made.cuda, run.launches, names, kept, RESIDENT, operands)
 
@@ -319,8 +319,14 @@ def _widened(function: tirx.PrimFunc) -> tirx.PrimFunc | None:
     text = function.with_attr("global_symbol", "main").script()
     if AS_WRITTEN.search(text):
         return None
+    return tvm.script.from_source(widened_text(text))
+
+
+def widened_text(text: str) -> str:
+    """Return TVMScript with all floating-point numbers in float64."""
+    # The dtype that is not written is float32.
     text = re.sub(r"sblock_alloc_buffer\((\((?:[^()]|\([^()]*\))*\))\)", r'sblock_alloc_buffer(\1, "float64")', text)
-    return tvm.script.from_source(FLOATS.sub("float64", text))
+    return FLOATS.sub("float64", text)
 
 
 def _found(function: tirx.PrimFunc, kind: type) -> list[Any]:
@@ -360,21 +366,25 @@ def symbols_of(function: tirx.PrimFunc) -> list[tirx.Var]:
     return found
 
 
-def _poison(shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.ndarray:
-    if _is_float(dtype):
+def poison(shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.ndarray:
+    """Fill memory with what no result may be: NaN, or whole numbers that ``seed`` draws."""
+    if is_float(dtype):
         return np.full(shape, np.nan, dtype)
     return (
         np.random.default_rng(seed + 77).integers(0, 256, (*shape, dtype.itemsize), np.uint8).view(dtype).reshape(shape)
     )
 
 
-def _is_float(dtype: np.dtype) -> bool:
+def is_float(dtype: np.dtype) -> bool:
+    """Tell if a dtype is of floating-point numbers, numpy's or another."""
     return "float" in dtype.name
 
 
-def _eps(dtype: str) -> float:
-    return float(ml_dtypes.finfo(_numpy(dtype)).eps)
+def eps_of(dtype: str) -> float:
+    """Return the distance from 1 to the next number of a floating-point dtype."""
+    return float(ml_dtypes.finfo(numpy_of(dtype)).eps)
 
 
-def _numpy(dtype: str) -> np.dtype:
+def numpy_of(dtype: str) -> np.dtype:
+    """Return a dtype of TVM's as numpy knows it."""
     return np.dtype(getattr(ml_dtypes, dtype, dtype))

@@ -556,11 +556,12 @@ class Nests(_Stored):
 
 @dataclass(frozen=True)
 class RuleDraws(_Stored):
-    """Count what became of drawn functions that were offered to the rules; see :mod:`harness.lab.drawn_functions`.
+    """Count what became of drawn functions and modules; see :mod:`harness.lab.rule_draws`.
 
-    ``right``: what the first rule that took it made of it computes the same in the emulator, ``taken`` by which rules;
-    ``left`` by all, for ``reasons``; ``wrong``; ``failed``: by an exception that is no refusal, or not compiled;
-    ``lost`` with their process. ``features`` has these counts for each thing that functions are made of.
+    ``right``: our rules took all functions, ``taken`` by which, and the result computes the same in the emulator;
+    ``left``: they declined one for ``reasons``, and as dlight schedules it the result is right, too; ``wrong``;
+    ``failed``: by an exception, or not compiled; ``lost`` with their process. ``features`` has these counts for each
+    thing that draws are made of.
     """
 
     command: str
