@@ -31,7 +31,8 @@ GpuName = text_like(rf"^[^{INVISIBLE}]{{1,80}}\Z", "1 to 80 characters that can 
 Run = text_like(r"^[A-Za-z0-9_.-]{0,50}\Z", "a run's name, of letters, digits, _, . and -, or none")
 Arch = text_like(r"^(sm_\d{1,4}[af]?)?\Z", "an architecture such as sm_90a")  # none for cuBLAS alone
 EXTENTS = r"[1-9]\d{0,4}(x[1-9]\d{0,4}){0,2}"
-TILE = rf"{EXTENTS}(/{EXTENTS}){{0,3}}"
+# A word behind the block tells families of the same numbers apart: "swapped", "rows" (:mod:`schedules.tiles`).
+TILE = rf"{EXTENTS}([a-z]{{1,16}})?(/{EXTENTS}){{0,3}}"
 Tile = text_like(rf"^{TILE}\Z", "a tile such as 64x64x16/4x4")
 TileOrNone = text_like(rf"^({TILE})?\Z", "a tile such as 64x64x16/4x4")
 Dtype = Literal["float32", "float16", "bfloat16", "float64"]

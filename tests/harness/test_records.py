@@ -17,12 +17,15 @@ from typing import get_args
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.cases import STEPS
+from support.cases import STEPS, Outcome
+from support.fake_gpu import FakeGpu
 from support.reports_fixtures import calibration, environment, listing, record
 from tensorir_ladder.harness.bandwidth import WORKLOADS
+from tensorir_ladder.harness.cli import parse
+from tensorir_ladder.harness.commands.options import cases_named
 from tensorir_ladder.harness.machines import MACHINES
 from tensorir_ladder.harness.records import (
     DepthForecast,
@@ -41,7 +44,9 @@ from tensorir_ladder.harness.records import (
     read_places,
     write_atomically,
 )
-from tensorir_ladder.harness.records.parts import Arch, Dtype, Layout, Math, Name, Tile
+from tensorir_ladder.harness.records.parts import Arch, Dtype, Layout, Math, Name, Tile, TileOrNone
+from tensorir_ladder.harness.records.strict import decode
+from tensorir_ladder.schedules.tiles import BlockTile
 from tensorir_ladder.schedules.workloads import DTYPES, LAYOUTS
 
 
@@ -191,6 +196,50 @@ def test_what_could_not_be_read_back_is_not_written(samples: tuple, tmp_path: Pa
     with pytest.raises(RecordError, match="samples_ms"):
         replace(record(), timing=Timing("x", samples)).save(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def families(kind: type[BlockTile] = BlockTile) -> list[type[BlockTile]]:
+    """All families of tiles that have a form, however deep."""
+    below = [family for sub in kind.__subclasses__() for family in families(sub)]
+    return list(dict.fromkeys([*([kind] if "FORM" in dir(kind) else []), *below]))
+
+
+@pytest.mark.parametrize("family", families(), ids=lambda family: family.__name__)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_any_tile_s_text_is_read_back_by_its_family_by_records_and_by_options(
+    family: type[BlockTile], data: st.DataObject
+) -> None:
+    groups = [tuple(data.draw(st.integers(1, 99_999)) for _ in range(count)) for count in family._lengths()]
+    tile = family(*(group if len(group) > 1 else group[0] for group in groups))
+    assert family.parse(str(tile)) == tile
+    for kind in (Tile, TileOrNone):
+        assert decode(json.dumps(str(tile)), kind, "a tile") == str(tile)
+    takers = [step for step in STEPS.values() if type(example_of(step.tiles.kind, family)) is family]
+    for step in {step.tiles.kind: step for step in takers}.values():
+        words = ["run", "--step", str(step.number), "--tile", str(tile), "--arch", "sm_90a"]
+        assert {case.tile for case in cases_named(parse(words), "256")} == {tile}
+
+
+def example_of(kind: type[BlockTile], family: type[BlockTile]) -> BlockTile | None:
+    """What a step's kind of tile reads another family's example as, if anything."""
+    try:
+        return kind.parse(family.EXAMPLE)
+    except ValueError:
+        return None
+
+
+@pytest.mark.parametrize("variant", ["boxes", "all"])
+def test_a_swapped_tile_is_measured_recorded_and_measured_again(
+    variant: str, gpu: FakeGpu, command: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    words = ("--step", "10", "--variant", variant, "--shape", "64x64x256", "--out", str(tmp_path))
+    assert command("run", *words).code == 0
+    (found,) = (place for place, made in read_places(tmp_path, Record).items() if made.variant == "boxes")
+    old = read_place(found)
+    assert "swapped" in old.tile
+    assert command("run", "--again", found, "--out", str(tmp_path)).code == 0
+    assert {made.tile for made in load_records(tmp_path) if made.variant == "boxes"} == {old.tile}
 
 
 def test_the_key_tells_cases_apart_and_repetitions_not() -> None:
