@@ -24,6 +24,7 @@ from tvm.s_tir.schedule import _type_checker
 from support.cases import UNOPTIMISED, Outcome
 from support.sampling import sample
 from tensorir_ladder.emulator import find_host_compiler
+from tensorir_ladder.emulator.errors import NoHostCompiler
 from tensorir_ladder.harness import build
 from tensorir_ladder.harness.cli import main
 from tensorir_ladder.harness.execution import gpu_present
@@ -71,6 +72,9 @@ gc.freeze()
 gc.set_threshold(20_000, 20, 50)
 
 
+HOST_COMPILER = find_host_compiler()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let all cases of sampled tests run."""
     text = "run every case of the tests that are marked sampled"
@@ -113,6 +117,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("the site in a browser is tested by itself: pytest -m browser")
     if item.get_closest_marker("gpu") and not gpu_present():
         pytest.skip("no GPU that torch sees")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Iterator[Any]:
+    """Skip what turns out to need a C++ compiler on a machine that has none."""
+    try:
+        return (yield)
+    except NoHostCompiler as missing:
+        if HOST_COMPILER is not None:
+            raise
+        pytest.skip(str(missing))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,17 @@ def test_nothing_that_is_read_can_run_code() -> None:
                 bad |= {name for name in ("allow_pickle", "shell") if options.get(name) == "True"}
             found += [f"{path.relative_to(ROOT)}:{node.lineno} {name}" for name in bad]
     assert not found
+
+
+def test_what_only_tests_and_development_need_is_imported_by_neither_library_nor_programs() -> None:
+    wanted = [re.match(r"([\w-]+).*; extra == \"(?:test|dev)\"", line) for line in requires("tensorir-ladder") or []]
+    only_there = {match[1].removeprefix("pytest-").replace("-", "_") for match in wanted if match} - {"tensorir_ladder"}
+    assert "pytest" in only_there
+    for path in (path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not only_there & {name.partition(".")[0] for name in names}, path
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

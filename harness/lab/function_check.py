@@ -19,14 +19,14 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import pytest
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir import Schedule
 from tvm.target import Target
 
-from tensorir_ladder.emulator import EmulatedProgram, find_host_compiler
+from tensorir_ladder.emulator import EmulatedProgram
+from tensorir_ladder.emulator.compiler import require_host_compiler
 from tensorir_ladder.kernels.codegen.arithmetic import evaluate
 from tensorir_ladder.kernels.codegen.host_code import HostRun, read_host
 from tensorir_ladder.kernels.codegen.lowering import Generated, generate
@@ -67,6 +67,8 @@ def check_function(
 ) -> Checked:
     """Check that ``after`` does what ``before`` does; raise WrongFunction, or the emulator's KernelFault.
 
+    Without a C++ compiler it raises the emulator's NoHostCompiler.
+
     Parameters
     ----------
     before : a function without a schedule, of any parameters. Those it writes to are its outputs;
@@ -90,8 +92,7 @@ def check_function(
     none: every order of additions is exact then. Functions that look at the bits of numbers (``reinterpret``) are run
     as they are written.
     """
-    if find_host_compiler() is None:
-        pytest.skip("no C++ compiler, which the emulator needs")
+    require_host_compiler()
     case = _Case(before, dict(sizes or {}), arrays or {}, sums, slack)
     made = _generated(_only_function(after), target)
     run = read_host(made.host, _named_sizes(_only_function(after), case))
