@@ -27,7 +27,7 @@ from tensorir_ladder.kernels.codegen.toolchain import Compiler, Cubin, compile_c
 from tensorir_ladder.kernels.roles import OVERLAPS
 from tensorir_ladder.kernels.stamps import Stamps, roles_of
 from tensorir_ladder.schedules.cost import Planned, choose
-from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalSchedule
+from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalSchedule, IllegalTile
 from tensorir_ladder.schedules.inspection import SHARED_SCOPES, UNROLL_RING, annotated_loops, statements_of
 from tensorir_ladder.schedules.loops.serpentine import required_ptxas_options
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
@@ -129,7 +129,13 @@ class Case:
                 f"variant {self.variant!r} of {self.step.name} needs cp.async, which {self.machine.arch} lacks; "
                 f"{remedy}"
             )
-        self.tile.validate(self.machine.target(), dtype_bytes(self.problem.dtype), self.stages_held)
+        try:
+            self.tile.validate(self.machine.target(), dtype_bytes(self.problem.dtype), self.stages_held)
+        except IllegalTile as refused:
+            if self.stages <= self.stages_held:
+                raise
+            made = f"of {self.stages} stages {self.stages_held} are made, one for each k tile"
+            raise IllegalTile(f"{made}, and {refused.problem}", remedy=refused.remedy) from None
         self.step.check(self.problem, self.config)
         fewest = self.form.fewest_stages
         if self.stages < min(fewest, self.k_tiles):

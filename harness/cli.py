@@ -143,7 +143,8 @@ class Parser(argparse.ArgumentParser):
     """A parser whose refusals are one line, by :class:`Misused`, and whose commands all take ``--debug``."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, formatter_class=argparse.RawDescriptionHelpFormatter, **named)
+        form = argparse.RawDescriptionHelpFormatter
+        super().__init__(*arguments, formatter_class=form, allow_abbrev=False, **named)  # --out is no --out-dtype
         self.add_argument("--debug", action="store_true", help="show where an error was raised (also LADDER_DEBUG=1)")
 
     def error(self, message: str) -> NoReturn:

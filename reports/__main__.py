@@ -15,7 +15,7 @@ from rich.table import Table as RichTable
 from tensorir_ladder.harness.cli import COMMANDS, STATUS, Parser, guarded
 from tensorir_ladder.harness.commands import DIFFERENT
 from tensorir_ladder.harness.commands.values import numbers
-from tensorir_ladder.harness.records import RESULTS
+from tensorir_ladder.harness.records import KINDS, RESULTS, read_places
 from tensorir_ladder.reports.cases import grouped
 from tensorir_ladder.reports.cells import Table
 from tensorir_ladder.reports.check import findings
@@ -63,6 +63,9 @@ def run(options: argparse.Namespace) -> int:
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Read a command and its options."""
+    own = parsers().get(arguments[0]) if arguments else None
+    if own is not None:  # which names its own help where it refuses
+        return own.parse_args(arguments[1:])
     parser = Parser("ladder", description=__doc__, epilog=f"{EXAMPLES}{STATUS}")
     _add_commands(parser)
     return parser.parse_args(arguments)
@@ -186,11 +189,20 @@ def _print_tables(tables: list[Table], markdown: bool) -> None:
 
 
 def _plot(_: argparse.Namespace, paths: Paths) -> int:
-    return _report([plot.path(paths.figures) for plot in plots(load(paths.results))])
+    return _report_made([plot.path(paths.figures) for plot in plots(load(paths.results))], paths)
 
 
 def _page(_: argparse.Namespace, paths: Paths) -> int:
-    return _report(write_pages(load(paths.results), paths))
+    return _report_made(write_pages(load(paths.results), paths), paths)
+
+
+def _report_made(files: list[Path], paths: Paths) -> int:
+    """Print files that were made of records; UsageError where there are no records, a sentence where too few."""
+    if not any(read_places(paths.results, kind) for kind in KINDS):
+        raise UsageError(f"no record in {paths.results}; measure something: ladder run")
+    if not files:
+        print(f"nothing is drawn of the records in {paths.results}: a curve needs two sizes or stage counts")
+    return _report(files)
 
 
 def _site(_: argparse.Namespace, paths: Paths) -> int:

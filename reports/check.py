@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tensorir_ladder.harness.records import (
+    KINDS,
+    Line,
     ModelRecord,
     Mutants,
     Record,
@@ -38,7 +40,8 @@ def findings(paths: Paths) -> list[str]:
 
     UsageError where all is well because there is nothing to check.
     """
-    records = newest(read_places(paths.results, Record))
+    places = {kind: read_places(paths.results, kind) for kind in KINDS}
+    records = newest(places[Record])
     first = first_steps(records.values())
     checks = {place: record_problems(record, first.get(section_key(record), 1)) for place, record in records.items()}
     others = {
@@ -50,8 +53,11 @@ def findings(paths: Paths) -> list[str]:
         ModelRecord: model_problems,
     }
     for kind, problems in others.items():
-        checks |= {place: problems(record) for place, record in newest(read_places(paths.results, kind)).items()}
-    found = [f"{Path(place).name}: {what}" for place, problems in checks.items() for what in problems]
+        checks |= {place: problems(record) for place, record in newest(places[kind]).items()}
+    found = [
+        problem for own in places.values() for place, record in own.items() for problem in misplaced(place, record)
+    ]
+    found += [f"{Path(place).name}: {what}" for place, problems in checks.items() for what in problems]
     found += [bad.removeprefix(f"{paths.results}{os.sep}") for bad in bad_lines(paths.results)]
     results = load(paths.results)
     found += [f"{section.title}: {gap}" for section in results.sections() for gap in ladder_gaps(section)]
@@ -59,6 +65,13 @@ def findings(paths: Paths) -> list[str]:
     if not checks and not found:
         raise UsageError(f"no record in {paths.results}, so that nothing was checked; measure something: ladder run")
     return found
+
+
+def misplaced(place: str, record: Line) -> Iterator[str]:
+    """Find a record in another file than that of its GPU and kind."""
+    file = Path(place.rpartition(":")[0])
+    if file.name != record.file_name:
+        yield f"{Path(place).name}: a record of {record.gpu_name}, whose file is {record.file_name}; move it there"
 
 
 def first_steps(records: Iterable[Record]) -> dict[tuple[str, ...], int]:

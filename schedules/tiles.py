@@ -207,11 +207,11 @@ class BlockTile:
                 f"tile {self} needs what the target lacks: {lacking}",
                 remedy="name one that has it (--arch), or take a step that does without",
             )
-        found = self.violations(target, itemsize, stages)
+        found, misfits = self.violations(target, itemsize, stages), self.misfits()
         if found:
-            raise IllegalTile(
-                f"tile {self} is illegal: " + "; ".join(found), remedy="choose smaller tiles or fewer stages"
-            )
+            remedies = ["choose multiples"] if misfits else []
+            remedies += ["choose smaller tiles or fewer stages"] if len(found) > len(misfits) else []
+            raise IllegalTile(f"tile {self} is illegal: " + "; ".join(found), remedy=", and ".join(remedies))
 
 
 def indivisible(parts: Iterable[tuple[str, int, str, int]]) -> list[str]:

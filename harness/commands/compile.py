@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import argparse
-from functools import partial
 
 from tensorir_ladder.harness.build import Kernel, compiled
 from tensorir_ladder.harness.commands.kernels import lowered
-from tensorir_ladder.harness.commands.options import LISTING_SIZES, add_case_options, cases_of
+from tensorir_ladder.harness.commands.options import LISTING_SIZES, add_case_options, add_places, cases_of
 from tensorir_ladder.harness.commands.printing import print_code, print_resources
 from tensorir_ladder.harness.explain import aspects, why
 from tensorir_ladder.harness.records import Listing, check_writable
 from tensorir_ladder.kernels.codegen import toolchain
 
-add_options = partial(add_case_options, sizes=LISTING_SIZES)
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add cases, and where listings lie."""
+    add_case_options(parser, LISTING_SIZES)
+    add_places(parser)
 
 
 def run(options: argparse.Namespace, _command: str) -> int:
     """Compile the cases; print code, write listings or print what the kernels occupy."""
+    cases = cases_of(options, LISTING_SIZES)
     if options.out:
         check_writable(options.out)
     compiler = toolchain.require_compiler()
-    kernels = [compiled(lowered(case), compiler) for case in cases_of(options, LISTING_SIZES)]
+    kernels = [compiled(lowered(case), compiler) for case in cases]
     for kernel in kernels:
         print_code(kernel, options.show)
         if options.out:

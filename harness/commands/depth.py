@@ -8,10 +8,11 @@ from functools import partial
 
 from rich.markup import escape
 
+from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.build import Case, Kernel, compiled
 from tensorir_ladder.harness.commands.kernels import lowered
 from tensorir_ladder.harness.commands.options import LISTING_SIZES, add_case_options, cases_of
-from tensorir_ladder.harness.commands.printing import console, new_table, progress
+from tensorir_ladder.harness.commands.printing import console, new_table, progress, warn
 from tensorir_ladder.harness.models import depth
 from tensorir_ladder.harness.records import DepthForecast
 from tensorir_ladder.kernels.codegen import toolchain
@@ -24,20 +25,23 @@ def run(options: argparse.Namespace, _command: str) -> int:
     cases = [case for case in cases_of(options, LISTING_SIZES) if case.step.pipelined]
     if not cases:
         raise depth.NoForecast(f"--step {options.step}: no pipeline, so no stages; see ladder list")
-    compiler, covered, reason = toolchain.require_compiler(), 0, ""
+    compiler, lacking = toolchain.require_compiler(), {}
+    for machine in dict.fromkeys(case.machine for case in cases):
+        if not execution.gpu_present() or machine != execution.gpu_machine():
+            warn(f"{machine.arch} is taken as an {machine.gpu}, which is not here")
     for case in cases:
         with progress() as bar:
             counts = bar.track(depth.stage_counts(case), description=f"compiling {case.step.name} by stages")
             kernels = {n: compiled(lowered(replace(case, stages=n)), compiler) for n in counts}
         try:
             said = depth.forecast(case, lambda other, made=kernels: made[other.stages].resources)
-            covered += 1
         except depth.NoForecast as why_not:
-            said, reason = None, str(why_not)
-            print(f"{replace(case, stages=1)}: no times predicted: {reason}")
+            said, lacking[case] = None, str(why_not)
         _print_depth(case, kernels, said)
-    if not covered:
-        raise depth.NoForecast(f"no times predicted: {reason}")
+    if len(lacking) == len(cases):
+        raise depth.NoForecast(f"no times predicted: {'; '.join(dict.fromkeys(lacking.values()))}")
+    for case, reason in lacking.items():
+        print(f"{replace(case, stages=1)}: no times predicted: {reason}")
     return 0
 
 

@@ -85,13 +85,13 @@ def _draws(options: argparse.Namespace) -> list[Draw]:
         raise UsageError(f"--kernels {options.kernels} --runs {options.runs}: 1 to as many kernels as runs")
     if options.only is not None and not (0 <= options.only < options.kernels and options.out is None):
         raise UsageError(f"--only {options.only}: a draw from 0 to {options.kernels - 1}, and without --out")
-    _check_place(options.on)
     given = numbers(options.step, "--step") if options.step else None
     first = FIRST_ON_GPU if options.on == "gpu" else 1
     steps = [get_step(number) for number in given or find_steps() if given or number >= first]
     able = tuple(step.number for step in steps if options.on in step.verified_on)
     if not able or (given and len(able) < len(given)):
         raise UsageError(f"--step {options.step}: not all of them can be verified on the {options.on}; name others")
+    _check_place(options.on)
     share, more = divmod(options.runs, options.kernels)
     draws = [Draw(options.seed, number, share + (number < more), able, options.on) for number in range(options.kernels)]
     return draws if options.only is None else [draws[options.only]]

@@ -124,9 +124,7 @@ def _groups(text: str) -> tuple[str, ...]:
 
 
 def _products(options: argparse.Namespace, estimates: Estimates) -> list[Matmul]:
-    """Return the products that are asked for, or draw as many as are timed, or of more those most in doubt."""
-    if options.shape is not None:
-        return _asked_for(options)
+    """Draw as many products as are timed, or of more those most in doubt."""
     seed, count, groups, drawn = options.seed, options.count, options.shapes, options.drawn
     if drawn is None:
         return draw_products(seed, count, groups)
@@ -252,11 +250,12 @@ def run(options: argparse.Namespace, command: str) -> int:
 
 def _time_calls(options: argparse.Namespace, command: str) -> int:
     """Time the call's kernels, and, of drawn products, fit constants and trees to the times."""
+    asked = _asked_for(options) if options.shape is not None else []
     machine, compiler = hopper_machine(), toolchain.require_compiler()
     check_writable(options.out)
     known, able = cost_file(machine.name), list(choices())
     estimates = estimates_on(machine.name, able, machine.multiprocessors)
-    drawn = _products(options, estimates)
+    drawn = asked or _products(options, estimates)
     taken = {problem: candidates(problem, estimates, machine, options.kernels or LIKELIEST) for problem in drawn}
     build_ahead([each for of_one in taken.values() for each in of_one], options.jobs)
     if options.dry_run:

@@ -44,7 +44,6 @@ def add_case_options(parser: argparse.ArgumentParser, sizes: str, sweep: bool = 
     parser.add_argument("--tile", "--tiles", default=tile, help=f"{named} ({tile}), or a tile as text: {tile_forms()}")
     add_machine_options(parser)
     parser.add_argument("--show", choices=("tir", "lowered", "cuda", "ptx", "sass"), help="print code")
-    add_places(parser)
 
 
 def tile_forms() -> str:
@@ -129,7 +128,7 @@ def cases_of(options: argparse.Namespace, sizes: str, tunes: bool = False) -> li
 def cases_named(options: argparse.Namespace, sizes: str, tunes: bool = False, several: bool = False) -> list[Case]:
     """List the cases that the options name, in the order in which they share most: by problem, then by step.
 
-    Where no ``--step`` is named, steps that the machine cannot run are left out, with a warning. ``sizes`` are taken
+    Of several steps, those that the machine cannot run are left out, with a warning. ``sizes`` are taken
     where the options name none; ``tunes`` says that the command can find a tile by measuring. With ``several``,
     ``--stages`` and ``--tile all`` may name many, which the caller goes through: the cases have the defaults.
     """
@@ -156,14 +155,19 @@ def cases_named(options: argparse.Namespace, sizes: str, tunes: bool = False, se
         for variant in _variants(step, options.variant, options.dtype, whole, machine.has_cp_async)
         for problem in [problem_of(options, shape, step.variant(variant).dtypes[0])]
     ]
-    return cases if options.step is not None else _without_lacking(cases)
+    return cases if len(steps) == 1 else _without_lacking(cases)
 
 
 def _without_lacking(cases: list[Case]) -> list[Case]:
+    """Leave out cases that the machine cannot run, with a warning; UsageError where none is left."""
     lacking = {case.step.name: case.lacks for case in cases if case.lacks}
+    clauses = "; ".join(f"{name}, since {lacks}" for name, lacks in lacking.items())
+    able = [case for case in cases if not case.lacks]
+    if not able:
+        raise UsageError(f"no step is left: {clauses}; name other steps, or another --arch")
     if lacking:
-        warn("left out: " + "; ".join(f"{name}, since {lacks}" for name, lacks in lacking.items()))
-    return [case for case in cases if not case.lacks]
+        warn(f"left out: {clauses}")
+    return able
 
 
 def problem_of(options: argparse.Namespace, shape: tuple[int, int, int], dtype: str = "float32") -> Matmul:
@@ -195,6 +199,16 @@ def _arch_asked_for(options: argparse.Namespace) -> str:
         return options.arch or ""
     needed = {step.arch for step in _steps(named)}
     return needed.pop() if len(needed) == 1 else ""
+
+
+def placed_cases(options: argparse.Namespace, tunes: bool = False) -> tuple[list[Case], bool]:
+    """List the cases that the options name, and tell whether they run on the GPU; see :func:`cases_of`.
+
+    Default sizes are the GPU's or the CPU's. What the options refuse is said before that a GPU is missing.
+    """
+    demanded = cases_of(options, GPU_SIZES, tunes) if options.on == "gpu" else []
+    on_gpu = runs_on_gpu(options)
+    return demanded or cases_of(options, GPU_SIZES if on_gpu else CPU_SIZES, tunes), on_gpu
 
 
 def runs_on_gpu(options: argparse.Namespace, insist: bool = False) -> bool:

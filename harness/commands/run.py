@@ -12,15 +12,14 @@ from tensorir_ladder.harness.commands.kernels import backend_for, built, lowered
 from tensorir_ladder.harness.commands.measuring import measure_cases, open_session
 from tensorir_ladder.harness.commands.options import (
     CHOICES,
-    CPU_SIZES,
     EITHER_SIZES,
     GPU_SIZES,
     UsageError,
     add_case_options,
     add_peers,
-    cases_of,
+    add_places,
+    placed_cases,
     problem_of,
-    runs_on_gpu,
     shapes_of,
 )
 from tensorir_ladder.harness.commands.printing import (
@@ -47,6 +46,7 @@ MOST_SECONDS = 600
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add cases, peers, and what to measure instead."""
     add_case_options(parser, EITHER_SIZES)
+    add_places(parser)
     add_peers(parser)
     parser.add_argument("--calibrate", action="store_true", help="measure cuBLAS against itself: must give 1.00")
     where = "measure a record's case again, old beside new; `ladder table --json` names its place"
@@ -67,11 +67,11 @@ def run(options: argparse.Namespace, command: str) -> int:
         return _run_again(options, command)
     if options.calibrate:
         return _calibrate(options, command)
-    if not runs_on_gpu(options):
-        return _run_without_gpu(options)
+    cases, on_gpu = placed_cases(options, tunes=True)
+    if not on_gpu:
+        return _run_without_gpu(cases, options)
     if options.energy:
         energy_counter()  # refused before anything is built
-    cases = cases_of(options, GPU_SIZES, tunes=True)
     alone = one_form(cases)
     records = measure_cases(cases, options, command)
     if alone:
@@ -91,14 +91,13 @@ def run(options: argparse.Namespace, command: str) -> int:
     return 0
 
 
-def _run_without_gpu(options: argparse.Namespace) -> int:
+def _run_without_gpu(cases: list[Case], options: argparse.Namespace) -> int:
     if options.energy:
         why = execution.why_none() or why_on_the_cpu(options.on)
         raise UsageError(f"--energy {options.energy} reads a GPU's counter: {why}; or leave out --energy")
     if options.tile in CHOICES[1:]:
         what = f"--tile {options.tile} is found by measuring, which takes a GPU"
         raise UsageError(f"{what}: {execution.why_none() or why_on_the_cpu(options.on)}; name a tile")
-    cases = cases_of(options, CPU_SIZES)
     kernels, code = [], 0
     if options.out:
         check_writable(options.out)
@@ -144,9 +143,10 @@ def _run_again(options: argparse.Namespace, command: str) -> int:
 
 
 def _calibrate(options: argparse.Namespace, command: str) -> int:
+    problems = [problem_of(options, shape) for shape in shapes_of(options, GPU_SIZES)]
     session = open_session(options, command)
-    for shape in shapes_of(options, GPU_SIZES):
-        record = Measurer(session).calibrate(problem_of(options, shape))
+    for problem in problems:
+        record = Measurer(session).calibrate(problem)
         record.save(session.out)
         print(record_line(record), flush=True)
     return 0

@@ -11,6 +11,7 @@ from tensorir_ladder.harness.commands.options import (
     GPU_SIZES,
     add_case_options,
     add_peers,
+    add_places,
     cases_named,
     numbers,
     runs_on_gpu,
@@ -24,15 +25,16 @@ from tensorir_ladder.schedules.errors import IllegalSchedule
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add cases, lists of stage counts and all tiles among them, and peers."""
     add_case_options(parser, GPU_SIZES, sweep=True)
+    add_places(parser)
     add_peers(parser)
 
 
 def run(options: argparse.Namespace, command: str) -> int:
     """Measure the combinations that are within the GPU's limits."""
     find_peers(options.peers)  # an unknown one is refused before anything else is done
+    combinations = _combinations(options)
     if not runs_on_gpu(options):
         raise NoGpu("a sweep measures, and there is no GPU here for it; compile and verify work without one")
-    combinations = _combinations(options)
     refusals = {case: refused for case in combinations if (refused := _refusal(case))}
     legal = [case for case in combinations if case not in refusals]
     if not legal:

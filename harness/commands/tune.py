@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 CANDIDATES = 8
 MOST_GPUS = 64
+MOST_SECONDS = 1e6
 FLEET_ONLY = ("candidates", "exhaustive", "jobs", "key")
 
 
@@ -73,7 +74,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
     add_problem_options(parser, GPU_SIZES)
     budget = "on one GPU: stop searching a step's shape after so many seconds, and confirm the best so far (no limit)"
-    parser.add_argument("--budget", type=float, metavar="SECONDS", help=budget)
+    seconds = between(0.001, MOST_SECONDS, float)
+    parser.add_argument("--budget", type=seconds, metavar="SECONDS", help=budget)
     parser.add_argument("--retune", action="store_true", help="measure even what is on disk and still good")
     fleet = parser.add_argument_group("over several GPUs, through TVM's RPC (pip install -e '.[rpc]')")
     own = "start a tracker and a server for each of so many GPUs of this host, which nobody else can reach"
@@ -110,11 +112,10 @@ def _tune_here(options: argparse.Namespace, command: str) -> int:
         raise UsageError(f"{given[0]} is for several GPUs; give --gpus or --tracker as well")
     if options.on == "llvm":
         raise UsageError("--on llvm tries a fleet on CPUs; give --gpus or --tracker as well")
+    cases = cases_of(options, GPU_SIZES)
     runs_on_gpu(options)
-    if options.budget is not None and not options.budget > 0:
-        raise UsageError(f"--budget {options.budget:g}: seconds, more than 0")
     session, found = open_session(options, command), []
-    for case in cases_of(options, GPU_SIZES):
+    for case in cases:
         print(f"{case.step.name} {case.problem.shape} {case.problem.dtype} {case.problem.layout}", flush=True)
         case = replace(case, tile_choice="tuned")
         tuned = tune(session, case, options.budget, options.retune, lambda line: print(f"  {line}", flush=True))

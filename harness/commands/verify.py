@@ -7,14 +7,7 @@ from functools import partial
 
 from tensorir_ladder.harness.build import compiled
 from tensorir_ladder.harness.commands.kernels import backend_for, lowered, verify_one
-from tensorir_ladder.harness.commands.options import (
-    CPU_SIZES,
-    EITHER_SIZES,
-    GPU_SIZES,
-    add_case_options,
-    cases_of,
-    runs_on_gpu,
-)
+from tensorir_ladder.harness.commands.options import EITHER_SIZES, add_case_options, placed_cases
 from tensorir_ladder.harness.commands.printing import print_code
 from tensorir_ladder.kernels.codegen import toolchain
 
@@ -23,9 +16,9 @@ add_options = partial(add_case_options, sizes=EITHER_SIZES)
 
 def run(options: argparse.Namespace, _command: str) -> int:
     """Verify each case; exit status 3 where one cannot be."""
-    on_gpu = runs_on_gpu(options)
+    cases, on_gpu = placed_cases(options)
     codes = []
-    for case in cases_of(options, GPU_SIZES if on_gpu else CPU_SIZES):
+    for case in cases:
         kernel = compiled(lowered(case), toolchain.require_compiler()) if on_gpu else lowered(case)
         codes.append(verify_one(kernel, backend_for(options, case.step.verified_on), options, ""))
         print_code(kernel, options.show)

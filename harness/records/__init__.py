@@ -9,6 +9,7 @@ from tensorir_ladder.harness.records.journal import Journal
 from tensorir_ladder.harness.records.kinds import (
     Counters,
     FleetRun,
+    Line,
     Listing,
     ModelRecord,
     Mutants,
@@ -42,6 +43,7 @@ from tensorir_ladder.harness.records.parts import (
     Verification,
 )
 from tensorir_ladder.harness.records.reading import (
+    KINDS,
     RESULTS,
     bad_lines,
     load_counters,

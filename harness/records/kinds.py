@@ -77,7 +77,7 @@ class _Stored:
         return decode(text, cls, origin)
 
 
-class _Line(_Stored):
+class Line(_Stored):
     """A record that is a line of ``<GPU>-<FILE>.jsonl``; of each ``key`` the one of the highest ``rank`` counts."""
 
     FILE: ClassVar[str]
@@ -98,7 +98,12 @@ class _Line(_Stored):
         RecordError for what could not be read back, such as a time that is no number.
         """
         self.from_json(self.to_json(), "what was measured")
-        return append(folder / f"{gpu_slug(self.gpu_name)}-{self.FILE}.jsonl", self)
+        return append(folder / self.file_name, self)
+
+    @property
+    def file_name(self) -> str:
+        """The name of the file that it belongs into."""
+        return f"{gpu_slug(self.gpu_name)}-{self.FILE}.jsonl"
 
 
 class _BesideCublas:
@@ -169,7 +174,7 @@ class _OfKernel(_OfProduct):
 
 
 @dataclass(frozen=True)
-class _Measured(_Line):
+class _Measured(Line):
     """Say what was compiled, how it was timed, and where."""
 
     source_sha256: str
@@ -484,7 +489,7 @@ class Listing(_Stored):
 
 
 @dataclass(frozen=True)
-class Counters(_OfKernel, _Line):
+class Counters(_OfKernel, Line):
     """Hardware counters of one launch of a case, by name; see :mod:`harness.counters`."""
 
     FILE: ClassVar[str] = "counters"
@@ -584,7 +589,7 @@ class RuleDraws(_Stored):
 
 
 @dataclass(frozen=True)
-class Mutants(_Line):
+class Mutants(Line):
     """One run of ``ladder mutants``: generated CUDA, changed in one place each, in the emulator.
 
     ``seed`` draws the mutants, of ``steps``; one that is not caught has run in ``orders`` orders, or does the same as
@@ -642,7 +647,7 @@ class Mutants(_Line):
 
 
 @dataclass(frozen=True)
-class ModelRecord(_Line):
+class ModelRecord(Line):
     """A whole model, or one layer of it, built by several sets of schedule rules and timed in the same rounds.
 
     ``extent`` names its free extent (tokens, a batch, rows), ``value`` is what was given; ``symbolic`` says that one
@@ -721,7 +726,7 @@ def _ratio(own: Timing, other: Timing) -> tuple[float, tuple[float, float]]:
 
 
 @dataclass(frozen=True)
-class TunedConfig(_OfProduct, _Line, _BesideCublas):
+class TunedConfig(_OfProduct, Line, _BesideCublas):
     """The configuration that tuning found for one step, shape, dtype and layout on one GPU.
 
     ``candidates`` are those that were timed, fastest first, and then those that were not, with the reason; ``legal``
@@ -800,7 +805,7 @@ class TunedConfig(_OfProduct, _Line, _BesideCublas):
 
 
 @dataclass(frozen=True)
-class FleetRun(_Line):
+class FleetRun(Line):
     """One tuning over several GPUs: how long it took, builds included, and what it was stopped by and went on from.
 
     ``gpu_uuids`` are those that measured; ``searches`` are steps' shapes, ``timed`` their candidates that were timed in

@@ -41,6 +41,10 @@ from tensorir_ladder.schedules.errors import IllegalSchedule
 
 Command = Callable[..., Outcome]
 
+WRITERS = {
+    *("run", "sweep", "compile", "bandwidth", "bench", "model", "counters", "timeline", "tune", "menu"),
+    *("fuzz", "nests", "rules", "mutants", "traces", "sanitize", "microbench"),
+}
 REFUSED = [
     # sizes and shapes
     ("--size 0", "0"),
@@ -169,6 +173,35 @@ def test_other_commands_refuse_alike(verb: str, options: str, named: str, comman
     if verb == "compile" and toolchain.find_compiler() is None:
         pytest.skip("no CUDA compiler")
     check_refused(command(verb, "--step", "5", *options.split()), named)
+
+
+SELECTING = {"step": "99", "size": "0", "shape": "0x1x1", "budget": "nan", "stages": "0", "tile": "64x"}
+
+
+def selecting() -> list[tuple[str, str]]:
+    """Every command that measures or looks at kernels, with every option that it has of those that select cases."""
+    commands = [name for name in cli.COMMANDS if name not in cli.GROUPS["reports"]]
+    options = {name: {a.dest for a in cli.parser_of(name)._actions if a.option_strings} for name in commands}
+    return [(name, option) for name, own in options.items() for option in SELECTING if option in own]
+
+
+@pytest.mark.parametrize(("verb", "option"), selecting(), ids=lambda part: part)
+@pytest.mark.usefixtures("no_compiler")
+def test_options_are_refused_before_the_machine_is_asked_for(verb: str, option: str, command: Command) -> None:
+    """A machine without GPU, torch and compilers: what is said is what is wrong with the option."""
+    kernels_named, value = {"show": ["5"], "explain": ["5"], "diff": ["4", "5"]}.get(verb, []), SELECTING[option]
+    outcome = command(verb, *kernels_named, f"--{option}", value)
+    check_refused(outcome)
+    assert value in outcome.err or (option in ("size", "shape", "stages") and "0" in outcome.err)
+    for missing in ("torch", "compiler", "GPU"):
+        assert missing not in outcome.err
+
+
+@pytest.mark.parametrize("verb", [name for name in cli.COMMANDS if name not in cli.GROUPS["reports"]])
+def test_a_place_that_is_offered_for_output_is_used_or_refused(verb: str, command: Command) -> None:
+    """What writes nothing offers no --out: it would be accepted and ignored."""
+    offers = any("--out" in action.option_strings for action in cli.parser_of(verb)._actions)
+    assert offers == (verb in WRITERS)
 
 
 @pytest.mark.parametrize("options", ["--shape -1x2x3", "--size -5,3"])

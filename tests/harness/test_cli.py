@@ -268,6 +268,18 @@ def test_without_a_step_those_are_left_out_that_the_machine_cannot_run(
         assert arch in reasons[str(number)]
 
 
+def test_of_several_steps_those_are_left_out_that_the_machine_cannot_run(
+    capsys: pytest.CaptureFixture[str], command: Command
+) -> None:
+    named = cases("run", "--step", "8-13", "--arch", "sm_86", "--size", "64")
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert {case.partition("[")[0] for case in named} == {"step8_tensor_cores", "step9_async_ring"}
+    assert set(re.findall(r"step(\d+)_\w+, since", warning)) == {"10", "11", "12", "13"}
+    outcome = command("run", "--step", "11,12", "--arch", "sm_86")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert all(word in outcome.err for word in ("step11_tma_ring", "step12_warp_specialization", "sm_86", "--arch"))
+
+
 def test_without_a_step_those_are_left_out_that_refuse_a_shape(capsys: pytest.CaptureFixture[str]) -> None:
     named = cases("verify", "--arch", "sm_90a", "--shape", "33x17x50,32x16x48")
     elsewhere = sum(STEPS[number].arch not in ("", "sm_90a") for number in EXPLICIT_STEPS)
@@ -533,6 +545,9 @@ def test_a_step_file_with_an_error_leaves_the_others(
         ("run --step 5 --tile best --on llvm", ("--tile best", "takes a GPU"), "only run"),
         ("verify --step 5 --tile tuned", ("--tile tuned", "only run"), "GPU"),
         ("verify --step 5 --tile 1x1x2147483647/1x1", ("2147483647", "shared memory", "smaller tiles"), "malformed"),
+        ("show 5 --tile 30x64x16/4x4", ("30 rows", "multiple of 4", "choose multiples"), "smaller"),
+        ("explain 5 --stages 200", ("200 stages", "64", "k tile", "393216 bytes", "fewer stages"), "multiples"),
+        ("verify --step 1 --size 16 --out /proc/x", ("--out /proc/x", "ladder verify --help"), "verified"),
         ("verify --step 11 --out-dtype float64", ("float64", "float16 | bfloat16 | float32"), "defect"),
         ("verify --step 5 --shape 46340x46340x1", ("46340x46340x1", "32-bit", "2147483648"), "defect"),
     ],

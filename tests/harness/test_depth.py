@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -208,6 +209,8 @@ def test_the_command_says_where_no_rates_are_known(command) -> None:
     outcome = command("depth", "--step", "5", "--variant", "async", "--shape", "256x256x64", "--arch", "sm_80")
     assert outcome.code == 2
     assert outcome.err.splitlines()[-1].startswith("error: no times predicted: ")
+    assert re.search("sm_80 .*NVIDIA A100", outcome.err.splitlines()[0]), "whose limits and rates are taken"
+    assert (outcome.out + outcome.err).count("no times predicted") == 1
     assert "ladder microbench" in outcome.err
     assert "24576" in outcome.out, "what fits is known without rates"
 

@@ -543,6 +543,35 @@ def test_nothing_to_check_is_not_fine(tmp_path, capsys):
     assert f"no record in {tmp_path}" in err
 
 
+@pytest.mark.parametrize("command", ["plot", "page"])
+def test_nothing_to_draw_is_refused_with_the_folder_and_what_to_measure(command, tmp_path, capsys):
+    assert main([command, "--results", str(tmp_path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert str(tmp_path) in err
+    assert "ladder run" in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_record_of_a_gpu_that_its_file_does_not_name_is_found(tmp_path):
+    place = record(1).save(tmp_path)
+    assert findings(Paths.of(tmp_path)) == []
+    other = record(1, environment=replace(environment(), gpu="NVIDIA H100"))
+    other.save(tmp_path / "elsewhere")
+    with open(place.rpartition(":")[0], "a") as file:
+        file.write((tmp_path / "elsewhere" / other.file_name).read_text())
+    (found,) = findings(Paths.of(tmp_path))
+    assert found.startswith(f"{Path(place).name.partition(':')[0]}:2: ")
+    assert "NVIDIA H100" in found
+    assert other.file_name in found
+
+
+@pytest.mark.parametrize("command", ["table", "stages", "plot", "check"])
+def test_an_option_that_a_report_lacks_points_to_the_help_of_that_report(command, capsys):
+    assert main([command, "--sizes-of", "5"]) == 2
+    assert f"ladder {command} --help" in capsys.readouterr().err
+
+
 def test_a_calibration_off_one_is_found():
     good = calibration()
     assert list(record_problems(good)) == []
