@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -61,3 +63,11 @@ class IllegalPipeline(IllegalSchedule):
 
 class DamagedFile(ValueError):
     """A file of measurements, part of this package, that is not as it was; the message names it, and the remedy."""
+
+
+def warn(message: str) -> None:
+    """Warn of something that is right and may not be what was meant, at the line that called a schedule function."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(f"{__package__}."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)

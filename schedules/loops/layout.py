@@ -10,6 +10,7 @@ from tvm import ir, s_tir, sym, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from tensorir_ladder.schedules.arguments import Positive
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.inspection import block_name, innermost_iterator, is_constant, operand_regions
 
@@ -160,7 +161,7 @@ def _fuse_dimensions(sch: Schedule, block: SBlockRV, access: tuple[str, int], gr
     sch.transform_layout(block, access, fused_index(fused, [int(extent) for extent in region.source.shape]))
 
 
-def pad_to_tile(sch: Schedule, block: SBlockRV, tile: Sequence[int]) -> bool:
+def pad_to_tile(sch: Schedule, block: SBlockRV, tile: Sequence[Positive]) -> bool:
     """Round each loop of an einsum block up to a multiple of its ``tile`` extent (1 leaves it alone).
 
     ::

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from tensorir_ladder.schedules.arguments import SerialLoop, SerialLoops, Threads
 from tensorir_ladder.schedules.errors import IllegalSchedule, IllegalTile
 from tensorir_ladder.schedules.inspection import is_constant, loop_extent, loop_name
 from tensorir_ladder.schedules.tiles import ThreadTile
@@ -92,7 +93,7 @@ def pipelined_k_tiles(sch: Schedule, k_outer: LoopRV, together: int = K_TILES) -
     return k_outer if is_constant(sch.get(k_outer).extent) else sch.split(k_outer, [None, together])[1]
 
 
-def bind_grid(sch: Schedule, loops: Sequence[LoopRV]) -> LoopRV:
+def bind_grid(sch: Schedule, loops: SerialLoops) -> LoopRV:
     """Spread adjacent loops over the grid, one thread block per iteration.
 
     ::
@@ -108,7 +109,7 @@ def bind_grid(sch: Schedule, loops: Sequence[LoopRV]) -> LoopRV:
     return tiles
 
 
-def bind_batched_grid(sch: Schedule, batch: Sequence[LoopRV], tiles: Sequence[LoopRV]) -> LoopRV:
+def bind_batched_grid(sch: Schedule, batch: Sequence[SerialLoop], tiles: SerialLoops) -> LoopRV:
     """Spread a batch of products over the grid, one behind the other, so that blocks that run together share operands.
 
     ::
@@ -169,7 +170,7 @@ def raster_blocks(sch: Schedule, row: LoopRV, column: LoopRV, group: int) -> lis
     return [outer, other, inner]
 
 
-def bind_threads(sch: Schedule, row: LoopRV, column: LoopRV) -> None:
+def bind_threads(sch: Schedule, row: SerialLoop, column: SerialLoop) -> None:
     """Run two nested loops as the threads of a block: ``row`` as threadIdx.y, ``column`` as threadIdx.x.
 
     Consecutive iterations of ``column`` become neighbouring lanes of a warp. Raises IllegalSchedule
@@ -197,7 +198,7 @@ class ElementLoops:
     thread_column: LoopRV
 
 
-def bind_elements(sch: Schedule, block: SBlockRV, threads: tuple[int, int] = (16, 16)) -> ElementLoops:
+def bind_elements(sch: Schedule, block: SBlockRV, threads: Threads = (16, 16)) -> ElementLoops:
     """Give every output element of a block its own thread, ``threads`` (rows, columns) to a block.
 
     ::

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import LoopRV
 
+from tensorir_ladder.schedules.arguments import SerialLoop
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.inspection import loop_extent, loop_name
 
 
-def unroll_loop(sch: Schedule, loop: LoopRV, factor: int | None = None) -> int:
+def unroll_loop(sch: Schedule, loop: SerialLoop, factor: int | None = None) -> int:
     """Write out ``factor`` iterations of a loop in a row; ``None`` writes out all.
 
     ::

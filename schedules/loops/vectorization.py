@@ -9,6 +9,7 @@ from tvm import ir, s_tir, sym, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from tensorir_ladder.schedules.arguments import Positive, SerialLoop
 from tensorir_ladder.schedules.inspection import is_multiple, is_one, loop_extent, loops_below, without_carries
 from tensorir_ladder.schedules.isa import VECTOR_BYTES
 
@@ -39,7 +40,7 @@ def widest_vector(sch: Schedule, block: SBlockRV, innermost: LoopRV) -> int:
     return max(width, 1)
 
 
-def vectorize_inner(sch: Schedule, loop: LoopRV, width: int) -> LoopRV:
+def vectorize_inner(sch: Schedule, loop: SerialLoop, width: Positive) -> LoopRV:
     """Make the innermost loop's accesses vectors of ``width`` elements.
 
     ::

@@ -11,6 +11,7 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from tensorir_ladder.schedules.arguments import Count, Positive, SharedScope
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.inspection import (
     block_name,
@@ -80,7 +81,12 @@ class WarpTileLoops:
 
 
 def interleave_lanes(
-    sch: Schedule, block: SBlockRV, lanes: tuple[int, int], vector: int = FLOATS, *, transposed: bool = False
+    sch: Schedule,
+    block: SBlockRV,
+    lanes: tuple[int, int],
+    vector: Positive = FLOATS,
+    *,
+    transposed: bool = False,
 ) -> LaneLoops:
     """Deal a contraction's rows and columns out to the lanes of a warp in turn, columns ``vector`` at a time.
 
@@ -191,7 +197,9 @@ def bind_warps(sch: Schedule, loops: WarpTileLoops) -> LoopRV:
     return lane
 
 
-def sum_slices(sch: Schedule, block: SBlockRV, loops: WarpTileLoops, scope: str) -> tuple[SBlockRV, WarpTileLoops]:
+def sum_slices(
+    sch: Schedule, block: SBlockRV, loops: WarpTileLoops, scope: SharedScope
+) -> tuple[SBlockRV, WarpTileLoops]:
     """Let each slice of the k tile sum by itself, as the groups of warps that share a block tile do.
 
     ::
@@ -212,7 +220,13 @@ def sum_slices(sch: Schedule, block: SBlockRV, loops: WarpTileLoops, scope: str)
 
 
 def add_slices(
-    sch: Schedule, total: SBlockRV, grid: LoopRV, warps: int, batches: int = 0, *, by_element: bool = False
+    sch: Schedule,
+    total: SBlockRV,
+    grid: LoopRV,
+    warps: Positive,
+    batches: Count = 0,
+    *,
+    by_element: bool = False,
 ) -> SBlockRV:
     """Add up what :func:`sum_slices` left in shared memory, and store it with what follows elementwise.
 

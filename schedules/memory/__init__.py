@@ -1,8 +1,9 @@
 """Bringing operands closer, to shared memory and registers, and results back.
 
-``__init__.pyi`` lists the names; each is loaded when it is first used.
+``__init__.pyi`` lists the names; each is loaded when it is first used, functions behind a guard
+(:mod:`schedules.faces`).
 """
 
-import lazy_loader
+from tensorir_ladder.schedules import faces
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = faces.attach(__name__, __file__)

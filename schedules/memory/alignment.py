@@ -18,7 +18,6 @@ neighbouring threads share each sector.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,7 +25,8 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tensorir_ladder.schedules.errors import IllegalSchedule
+from tensorir_ladder.schedules.arguments import Operand, Positive, ThreadCount
+from tensorir_ladder.schedules.errors import IllegalSchedule, warn
 from tensorir_ladder.schedules.inspection import (
     block_name,
     constant_shape,
@@ -56,7 +56,7 @@ class AlignedOperand:
     copy: SBlockRV
 
 
-def unaligned_operands(sch: Schedule, block: SBlockRV, row_bytes: int = VECTOR_BYTES) -> list[int]:
+def unaligned_operands(sch: Schedule, block: SBlockRV, row_bytes: Positive = VECTOR_BYTES) -> list[int]:
     """Return which of a contraction's operands (0, 1) have rows that need not be multiples of ``row_bytes``."""
     operands = [region.source for region in operand_regions(sch, block)]
     unit = [math.lcm(row_bytes, dtype_bytes(operand.dtype)) // dtype_bytes(operand.dtype) for operand in operands]
@@ -66,12 +66,12 @@ def unaligned_operands(sch: Schedule, block: SBlockRV, row_bytes: int = VECTOR_B
 def align_operands(
     sch: Schedule,
     block: SBlockRV,
-    tile: Sequence[int],
+    tile: Sequence[Positive],
     *,
     row_bytes: int | Sequence[int] = VECTOR_BYTES,
-    threads: int = 256,
-    vector_bytes: int = 8,
-    rounds: int = 4,
+    threads: ThreadCount = 256,
+    vector_bytes: Positive = 8,
+    rounds: Positive = 4,
 ) -> tuple[AlignedOperand, ...]:
     """Copy a contraction's unaligned operands to aligned rows in device memory, all by one kernel in front.
 
@@ -120,11 +120,11 @@ def align_operands(
     written = [sch.get(copied.copy).writes[0].source for copied in copies]
     named = [f"{padded.name} (rows of whole {unit} bytes)" for padded, unit in zip(written, units.values())]
     size = sum(map(_bytes, written))
-    warnings.warn(f"copied to {' and '.join(named)}, {size} bytes, by a kernel in front", stacklevel=2)
+    warn(f"copied to {' and '.join(named)}, {size} bytes, by a kernel in front")
     return copies
 
 
-def compute_operand(sch: Schedule, block: SBlockRV, operand: int, threads: int = 256) -> SBlockRV:
+def compute_operand(sch: Schedule, block: SBlockRV, operand: Operand, threads: ThreadCount = 256) -> SBlockRV:
     """Compute an operand once, by a kernel in front, in the place of computing its tiles wherever they are copied.
 
     ::

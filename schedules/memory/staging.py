@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 
+from tensorir_ladder.schedules.arguments import Operand, RegisterScope, SharedScope, SomeAtLeast, Threads
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.inspection import (
     FRAGMENT,
@@ -36,7 +38,9 @@ KEPT = "kept_in_memory"
 ADDS_PARTS = "adds_parts"  # on the block that adds up what schedules.recipes.split_reduction has summed in parts
 
 
-def stage_in_shared(sch: Schedule, block: SBlockRV, operand: int, loop: LoopRV, scope: str = "shared") -> SBlockRV:
+def stage_in_shared(
+    sch: Schedule, block: SBlockRV, operand: Operand, loop: LoopRV, scope: SharedScope = "shared"
+) -> SBlockRV:
     """Copy the part of an operand that one iteration of ``loop`` reads to shared memory, and read it there.
 
     ::
@@ -84,7 +88,7 @@ class CooperativeFetch:
     width: int
 
 
-def longest_rounds(sch: Schedule, copies: Sequence[CooperativeFetch]) -> LoopRV:
+def longest_rounds(sch: Schedule, copies: Annotated[Sequence[CooperativeFetch], SomeAtLeast()]) -> LoopRV:
     """Return the rounds of the copy that takes most: a place for marks that are read when functions are lowered.
 
     Loops of one iteration are lowered away together with their marks: pipelined ones of few k tiles, too.
@@ -96,7 +100,7 @@ def fetch_cooperatively(
     sch: Schedule,
     copy: SBlockRV,
     loop: LoopRV,
-    threads: tuple[int, int],
+    threads: Threads,
     vectorize: bool = False,
     load: SBlockRV | None = None,
 ) -> CooperativeFetch:
@@ -176,7 +180,7 @@ def pad_rows(sch: Schedule, copy: SBlockRV) -> None:
     sch.storage_align(copy, 0, len(region.region) - 2, 2 * extra, extra)
 
 
-def read_through_registers(sch: Schedule, block: SBlockRV, operand: int, loop: LoopRV) -> SBlockRV:
+def read_through_registers(sch: Schedule, block: SBlockRV, operand: Operand, loop: LoopRV) -> SBlockRV:
     """Load what one iteration of ``loop`` reads of an operand to registers first, as statements of its own.
 
     ::
@@ -196,10 +200,10 @@ def read_through_registers(sch: Schedule, block: SBlockRV, operand: int, loop: L
 def stage_in_padded(
     sch: Schedule,
     block: SBlockRV,
-    operand: int,
+    operand: Operand,
     loop: LoopRV,
-    threads: tuple[int, int],
-    scope: str = "shared",
+    threads: Threads,
+    scope: SharedScope = "shared",
     pad: bool = True,
 ) -> CooperativeFetch:
     """Copy an operand's tile to shared memory by all threads, in the widest vectors, its rows padded where along k.
@@ -218,10 +222,10 @@ def stage_in_padded(
 def stage_transposed(
     sch: Schedule,
     block: SBlockRV,
-    operand: int,
+    operand: Operand,
     loop: LoopRV,
-    threads: tuple[int, int],
-    scope: str = "shared",
+    threads: Threads,
+    scope: SharedScope = "shared",
 ) -> CooperativeFetch:
     """Copy an operand's tile, whose rows run along the reduction, to shared memory with rows that run across it.
 
@@ -296,7 +300,7 @@ def check_runs_along_reduction(sch: Schedule, block: SBlockRV, operand: int) -> 
         )
 
 
-def accumulate_in_registers(sch: Schedule, block: SBlockRV, loop: LoopRV, scope: str = "local") -> SBlockRV:
+def accumulate_in_registers(sch: Schedule, block: SBlockRV, loop: LoopRV, scope: RegisterScope = "local") -> SBlockRV:
     """Keep a reduction's outputs in registers under ``loop`` and write them back once, after it.
 
     ::
@@ -397,7 +401,7 @@ def _check_reads_each_once(sch: Schedule, producer: SBlockRV, consumer: SBlockRV
 
 
 def store_through_shared(
-    sch: Schedule, block: SBlockRV, grid: LoopRV, threads: tuple[int, int], scope: str = "shared"
+    sch: Schedule, block: SBlockRV, grid: LoopRV, threads: Threads, scope: SharedScope = "shared"
 ) -> CooperativeFetch:
     """Collect a block tile's results in shared memory, and store them from there, neighbours side by side.
 

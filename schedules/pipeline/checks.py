@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import reprlib
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -13,7 +12,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
-from tensorir_ladder.schedules.errors import IllegalPipeline
+from tensorir_ladder.schedules.errors import IllegalPipeline, warn
 from tensorir_ladder.schedules.inspection import (
     Statement,
     body_parts,
@@ -495,16 +494,11 @@ def _warn_useless(name: str, body: LoopBody, stage: list[int], order: list[int])
     needed = body.needed_stages(stage, order)
     for buffer, count in body.stages(stage, order).items():
         if count > body.extent:
-            warnings.warn(
-                f"{count} stages of {buffer.name} for loop {name!r} of {body.extent} iterations: some are never filled",
-                stacklevel=3,
-            )
+            loop = f"loop {name!r} of {body.extent} iterations"
+            warn(f"{count} stages of {buffer.name} for {loop}: some are never filled")
     for statement in (statement for statement in body.statements if statement.wants_two_stages):
         if min(needed[region.source] for region in statement.writes) > 1:
-            warnings.warn(
-                f"double_buffer_scope on {statement.name!r} has no effect: the pipeline on {name!r} has its stages",
-                stacklevel=3,
-            )
+            warn(f"double_buffer_scope on {statement.name!r} has no effect: the pipeline on {name!r} has its stages")
 
 
 def _annotations(statement: Statement) -> set[str]:

@@ -14,8 +14,6 @@ what a warp of its own brings is not behind any wait.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import Schedule
@@ -25,9 +23,7 @@ from tensorir_ladder.schedules.errors import IllegalPipeline
 from tensorir_ladder.schedules.inspection import loop_extent, loop_name
 from tensorir_ladder.schedules.passes import require_pipeline, with_loop_body
 from tensorir_ladder.schedules.pipeline.box_rings import asks_for_boxes, meets, waits_for_boxes
-
-if TYPE_CHECKING:
-    from tensorir_ladder.schedules.pipeline.pipelining import PipelinePlan
+from tensorir_ladder.schedules.pipeline.pipelining import PipelinePlan
 
 FILLS_FIRST = "fills_first"  # on a loop of a pipeline's copies: how many stages its ring has
 COMMITS, WAITS, LEFT = "async_commit_queue_scope", "async_wait_queue_scope", "async_wait_inflight_count"  # TVM's

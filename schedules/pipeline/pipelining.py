@@ -15,7 +15,6 @@ and those TVM leaves out. :func:`schedules.pipeline.explain_pipeline` shows what
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -23,7 +22,7 @@ from tvm import ir, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tensorir_ladder.schedules.errors import IllegalPipeline
+from tensorir_ladder.schedules.errors import IllegalPipeline, warn
 from tensorir_ladder.schedules.inspection import (
     PIPELINE_STAGE,
     SHARED_SCOPES,
@@ -146,7 +145,7 @@ def infer_pipeline(
     names = tuple(statement.name for statement in statements)
     gated = any(is_gate(statement) for statement in statements)
     needs_pipeline = bool(needs_of(sch.mod[sch.func_working_on]))
-    stages = fitting_stages(sch, loop, stages, stacklevel=4)
+    stages = fitting_stages(sch, loop, stages)
     if stages == 1 and not gated:
         return PipelinePlan(loop, 1, names, (), (), (), (), needs_pipeline=needs_pipeline)
     roles = _roles(body, name)
@@ -164,7 +163,7 @@ def infer_pipeline(
     return PipelinePlan(loop, stages, names, roles, stage, order, async_stages, unroll_ring, needs_pipeline)
 
 
-def fitting_stages(sch: Schedule, loop: LoopRV, stages: int, *, stacklevel: int = 2) -> int:
+def fitting_stages(sch: Schedule, loop: LoopRV, stages: int) -> int:
     """Return the stages that a loop can fill: no more than it has iterations, with a warning where fewer.
 
     Raises
@@ -183,10 +182,8 @@ def fitting_stages(sch: Schedule, loop: LoopRV, stages: int, *, stacklevel: int 
         )
     fitting = min(stages, loop_extent(sch, loop))
     if fitting < stages:
-        warnings.warn(
-            f"{stages} pipeline stages on loop {name!r} of {fitting} iterations: {fitting} used, more would stay empty",
-            stacklevel=stacklevel,
-        )
+        trips = f"loop {name!r} of {fitting} iterations"
+        warn(f"{stages} pipeline stages on {trips}: {fitting} used, more would stay empty")
     return fitting
 
 

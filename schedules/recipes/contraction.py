@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 
+from tensorir_ladder.schedules.arguments import SharedScope
 from tensorir_ladder.schedules.inspection import loops_below
 from tensorir_ladder.schedules.loops.layout import contraction_loops, pad_to_tile
 from tensorir_ladder.schedules.loops.tiling import TiledLoops, bind_batched_grid, bind_threads, tile_contraction
@@ -43,7 +44,7 @@ def stage_contraction(
     tile: ThreadTile,
     *,
     vectorize: bool = False,
-    scope: str = "shared",
+    scope: SharedScope = "shared",
     through_registers: bool = False,
     product_per_tile: bool = False,
 ) -> StagedContraction:

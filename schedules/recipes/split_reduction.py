@@ -9,6 +9,7 @@ import tvm_ffi
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from tensorir_ladder.schedules.arguments import Positive, ThreadCount
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.inspection import block_name, is_constant, loop_extent, loops_below
 from tensorir_ladder.schedules.loops.layout import contraction_loops, pad_to_tile, reindex_along_rows
@@ -24,7 +25,7 @@ class SplitReduction:
     total: SBlockRV
 
 
-def split_reduction(sch: Schedule, block: SBlockRV, parts: int, step: int = 1) -> SplitReduction:
+def split_reduction(sch: Schedule, block: SBlockRV, parts: int, step: Positive = 1) -> SplitReduction:
     """Sum a contraction's reduction in ``parts`` parts, which another step adds up.
 
     ::
@@ -64,7 +65,7 @@ def split_reduction(sch: Schedule, block: SBlockRV, parts: int, step: int = 1) -
     return SplitReduction(partial, block)
 
 
-def add_parts(sch: Schedule, split: SplitReduction, threads: int = 256) -> LoopRV:
+def add_parts(sch: Schedule, split: SplitReduction, threads: ThreadCount = 256) -> LoopRV:
     """Give each thread a few neighbouring outputs, whose parts it adds up; fuses what follows elementwise.
 
     ::

@@ -24,6 +24,7 @@ from tvm import ir, s_tir, sym, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from tensorir_ladder.schedules.arguments import Operand
 from tensorir_ladder.schedules.errors import IllegalSchedule, IllegalTile
 from tensorir_ladder.schedules.inspection import block_name, is_constant, loop_extent, loops_below
 from tensorir_ladder.schedules.isa import VECTOR_BYTES
@@ -139,7 +140,7 @@ def product_roles(block: s_tir.SBlock) -> list[str]:
     return ["batch"] * (len(block.iter_vars) - 3) + ["rows", "columns", "reduction"]
 
 
-def operand_loads(sch: Schedule, block: SBlockRV, operand: int) -> list[Load]:
+def operand_loads(sch: Schedule, block: SBlockRV, operand: Operand) -> list[Load]:
     """Return what an operand of a product is computed from, largest first, once its producers are inlined.
 
     ``block`` is a product of (batch, rows, columns, reduction). Nothing is changed.

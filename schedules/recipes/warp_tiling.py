@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from tensorir_ladder.schedules.arguments import SharedScope
 from tensorir_ladder.schedules.inspection import is_constant
 from tensorir_ladder.schedules.loops.layout import pad_to_tile
 from tensorir_ladder.schedules.loops.serpentine import walk_serpentine
@@ -57,7 +58,7 @@ def stage_for_warps(
     block: SBlockRV,
     tile: WarpTile,
     *,
-    scope: str = "shared",
+    scope: SharedScope = "shared",
     serpentine: bool = True,
     pad: bool = True,
     raster: int = 8,

@@ -24,6 +24,7 @@ from tvm import ir, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from tensorir_ladder.schedules.arguments import Operand, Positive, SharedScope, Threads
 from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalSchedule
 from tensorir_ladder.schedules.inspection import block_name, loop_name, loops_below
 from tensorir_ladder.schedules.isa import MMA, MmaInstruction
@@ -125,10 +126,10 @@ def tile_to_warps(
 def stage_in_swizzled(
     sch: Schedule,
     block: SBlockRV,
-    operand: int,
+    operand: Operand,
     loop: LoopRV,
-    threads: tuple[int, int],
-    scope: str = "shared",
+    threads: Threads,
+    scope: SharedScope = "shared",
     k_last: bool = False,
 ) -> CooperativeFetch:
     """Copy an operand's tile to shared memory by all threads, in the widest vectors, its rows swizzled.
@@ -158,7 +159,7 @@ class FragmentLoad:
 def load_fragments(
     sch: Schedule,
     block: SBlockRV,
-    operand: int,
+    operand: Operand,
     loop: LoopRV,
     instruction: MmaInstruction,
     hide_reads: bool = False,
@@ -284,8 +285,8 @@ def tensorize_contraction(
     block: SBlockRV,
     tile: TensorCoreTile,
     *,
-    scope: str = "shared",
-    raster_rows: int = RASTER_ROWS,
+    scope: SharedScope = "shared",
+    raster_rows: Positive = RASTER_ROWS,
     hide_reads: bool = False,
     instruction: MmaInstruction | None = None,
 ) -> TensorizedContraction:

@@ -31,6 +31,7 @@ from tvm.backend.cuda.op import cuda_func_call
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from tensorir_ladder.schedules.arguments import Operand, Positive, Threads
 from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalTile
 from tensorir_ladder.schedules.inspection import (
     is_constant,
@@ -190,7 +191,7 @@ def _in_panels(*index: tirx.Var) -> tuple:
     return (*batch, element // PANEL, row, element % PANEL)
 
 
-def lay_out_own_panels(sch: Schedule, copy: SBlockRV, width: int) -> None:
+def lay_out_own_panels(sch: Schedule, copy: SBlockRV, width: Positive) -> None:
     """Give each instruction panels of its own, of a stored [k, n] operand whose instructions read no whole panels.
 
     ::
@@ -247,7 +248,7 @@ def _copy_where_read(sch: Schedule, copy: SBlockRV, width: int) -> None:
 
 
 def stage_in_panels(
-    sch: Schedule, block: SBlockRV, operand: int, loop: LoopRV, threads: tuple[int, int], run: int = PANEL
+    sch: Schedule, block: SBlockRV, operand: Operand, loop: LoopRV, threads: Threads, run: Positive = PANEL
 ) -> CooperativeFetch:
     """Copy an operand's k tile to shared memory by all threads, in panels as the instruction reads them.
 
@@ -259,7 +260,13 @@ def stage_in_panels(
 
 
 def stage_by_tma(
-    sch: Schedule, block: SBlockRV, operand: int, loop: LoopRV, run: int = PANEL, blocks: int = 1, apart: int = 1
+    sch: Schedule,
+    block: SBlockRV,
+    operand: Operand,
+    loop: LoopRV,
+    run: Positive = PANEL,
+    blocks: int = 1,
+    apart: int = 1,
 ) -> BoxFetch:
     """Copy an operand's k tile to shared memory as :func:`stage_in_panels` does, each panel by one instruction of TMA.
 
@@ -336,7 +343,7 @@ def keep_rows_apart(sch: Schedule, block: SBlockRV) -> bool:
 
 
 def store_by_rows(
-    sch: Schedule, write_back: SBlockRV, loop: LoopRV, threads: tuple[int, int], *, whole: bool = False
+    sch: Schedule, write_back: SBlockRV, loop: LoopRV, threads: Threads, *, whole: bool = False
 ) -> CooperativeFetch | None:
     """Collect a block tile's results in shared memory, and store them from there row by row.
 
@@ -395,7 +402,7 @@ def stage_for_warpgroups(
     *,
     raster: int = 8,
     store_rows: bool = False,
-    k_tiles: int = K_TILES,
+    k_tiles: Positive = K_TILES,
     by_tma: bool = False,
 ) -> WarpgroupContraction:
     """Tile a contraction for warpgroups and stage its operands as the instruction reads them.

@@ -44,7 +44,7 @@ def test_every_name_of_a_face_is_there_and_its_own_modules(group: str) -> None:
     assert sorted(face.__all__) == sorted(names)
     for name, module in names.items():
         own = importlib.import_module(f"tensorir_ladder.schedules.{group}.{module}")
-        assert getattr(face, name) is getattr(own, name)
+        assert inspect.unwrap(getattr(face, name)) is inspect.unwrap(getattr(own, name))
 
 
 def test_what_other_rooms_use_is_in_a_face() -> None:
