@@ -22,13 +22,12 @@ from tvm.target import Target
 
 from tensorir_ladder.harness.machines import Machine
 from tensorir_ladder.harness.peers.dlight import plain
-from tensorir_ladder.harness.peers.dlight import rules as dlight_rules
 from tensorir_ladder.harness.whole_models.definitions import Model
 from tensorir_ladder.kernels.codegen.lowering import cuda_compiler
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, compile_cubin
 from tensorir_ladder.kernels.relax_attention import NAME as ATTENTION
 from tensorir_ladder.schedules.errors import IllegalWorkload
-from tensorir_ladder.schedules.rules.for_target import dlight_target
+from tensorir_ladder.schedules.rules.for_target import dlight_rules, dlight_target
 from tensorir_ladder.schedules.rules.rule import BY, HOW, Failure, failures_kept, is_scheduled
 from tensorir_ladder.schedules.rules.tensor_intrinsics import import_quickly
 
@@ -235,14 +234,9 @@ def _rule_of(before: tirx.PrimFunc, function: tirx.PrimFunc, watch: _Watch, targ
     with dlight_target(target) as named, import_quickly():
         for rule in dlight_rules():
             made = rule.apply(before, named, False)
-            if made is not None and _same_kernel(made, function):
-                return f"dlight.gpu.{type(rule).__name__}"
+            if made is not None and tvm_ffi.structural_equal(made.mod["main"].body, function.body):
+                return rule.name
     return UNNAMED
-
-
-def _same_kernel(made: Any, function: tirx.PrimFunc) -> bool:
-    schedule = made[0] if isinstance(made, list) else made
-    return tvm_ffi.structural_equal(schedule.mod["main"].body, function.body)
 
 
 def _sums(functions: Iterable[tirx.PrimFunc]) -> str:

@@ -8,7 +8,7 @@ from tvm import ir, tirx
 from tvm.target import Target
 
 from tensorir_ladder.schedules.errors import IllegalSchedule
-from tensorir_ladder.schedules.rules.for_target import as_cuda, dlight_rules, dlight_target
+from tensorir_ladder.schedules.rules.for_target import OfDlight, as_cuda, dlight_rules, dlight_target
 from tensorir_ladder.schedules.rules.relax_pipeline import fuse_operators, rules_with
 from tensorir_ladder.schedules.rules.rule import BY, HOW, Rule, in_a_line, is_scheduled
 from tensorir_ladder.schedules.rules.tensor_intrinsics import import_quickly
@@ -83,16 +83,14 @@ def _row(name: str, function: tirx.PrimFunc, came: bool, target: Target, ours: t
     left: list[tuple[str, str]] = []
     if function.attrs and "target" in function.attrs:
         target = function.attrs["target"]  # for which dlight asks
-    for rule in ours:
+    for rule in (*ours, *dlight_rules()):
+        is_theirs = isinstance(rule, OfDlight)
         try:
-            taken = rule.take(function, target)
+            with dlight_target(target) if is_theirs else target as named, import_quickly():
+                taken = rule.take(function, named)
             return Row(name, rule.name, str(taken.attrs.get(HOW, "")), tuple(left))
         except IllegalSchedule as reason:
-            left.append((rule.name, str(reason)))
-        except Exception as defect:  # noqa: BLE001 - the rule leaves the function then, and dlight schedules it
+            left += [] if is_theirs else [(rule.name, str(reason))]
+        except Exception as defect:  # noqa: BLE001 - the rule leaves the function then, and the next one is asked
             left.append((rule.name, f"{FAILED}: {in_a_line(defect)}"))
-    with dlight_target(target) as named, import_quickly():
-        for theirs in dlight_rules():
-            if theirs.apply(function, named, False) is not None:
-                return Row(name, f"dlight.gpu.{type(theirs).__name__}", "", tuple(left))
     return Row(name, NOBODY, "", tuple(left))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from tvm import tirx
 from tvm.s_tir import dlight
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
@@ -14,7 +15,7 @@ from tensorir_ladder.schedules.rules.contraction import Contraction
 from tensorir_ladder.schedules.rules.decode import Decode
 from tensorir_ladder.schedules.rules.elementwise import Elementwise
 from tensorir_ladder.schedules.rules.rows import Rows
-from tensorir_ladder.schedules.rules.rule import Rule
+from tensorir_ladder.schedules.rules.rule import NotTaken, Rule
 from tensorir_ladder.schedules.rules.scans import Scan
 
 RULES: tuple[type[Rule], ...] = (Scan, Decode, Contraction, Rows, Elementwise)
@@ -40,10 +41,25 @@ def rules(target: Target | str | dict[str, object], machine: Machine | None = No
     return tuple(Contraction(machine) if rule is Contraction else rule() for rule in RULES)
 
 
-def dlight_rules() -> tuple[ScheduleRule, ...]:
-    """List dlight's rules in the order of TVM's own CUDA pipeline."""
+class OfDlight(Rule):
+    """Guard one of dlight's rules as ours are: what it raises is logged, and the next rule takes the function."""
+
+    def __init__(self, rule: ScheduleRule) -> None:
+        self.rule, self.name = rule, f"dlight.gpu.{type(rule).__name__}"
+
+    def take(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
+        """Return a function as dlight schedules it; NotTaken where its rule does not."""
+        made = self.rule.apply(func, target, False)
+        if made is None:
+            raise NotTaken("dlight's rule is for other functions", remedy="leave it to the next rule")
+        schedule = made[0] if isinstance(made, list) else made
+        return schedule.mod[schedule.func_working_on]
+
+
+def dlight_rules() -> tuple[OfDlight, ...]:
+    """List dlight's rules, guarded, in the order of TVM's own CUDA pipeline."""
     gpu = dlight.gpu
-    return gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback()
+    return tuple(map(OfDlight, (gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback())))
 
 
 def dlight_target(target: Target) -> Target:

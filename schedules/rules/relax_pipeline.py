@@ -57,7 +57,7 @@ def pipeline(target: Target | str | dict[str, object] | None = None, kernels: bo
         mod = fuse_operators(chosen, kernels)(mod).clone()  # dlight changes the module that it is given
         with chosen, functions_named(mod):
             mod = dlight.ApplyDefaultSchedule(*ours)(mod)
-        with dlight_target(chosen), import_quickly():
+        with dlight_target(chosen), functions_named(mod), import_quickly():
             mod = dlight.ApplyDefaultSchedule(*theirs)(mod)
         mod = on_functions(_closed)(mod)
         return tensorir_ladder.link_kernels(mod) if kernels else mod

@@ -17,10 +17,19 @@ from tvm.relax.frontend import nn
 from tvm.s_tir import dlight
 
 import tensorir_ladder
+from support.functions import check_function
 from support.relax_modules import MODULES, arrays_of, functions_of, made_of
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.schedules.errors import IllegalSchedule
-from tensorir_ladder.schedules.rules import DequantizeInProduct, ReadTransposed, Rule, dlight_target, fuse_operators
+from tensorir_ladder.schedules.rules import (
+    DequantizeInProduct,
+    ReadTransposed,
+    Rule,
+    dlight_target,
+    failures_kept,
+    fuse_operators,
+)
+from tensorir_ladder.schedules.rules.for_target import OfDlight
 from tensorir_ladder.schedules.rules.ranges import symbolic_extents
 from tensorir_ladder.schedules.rules.rule import HOW, is_scheduled
 
@@ -134,6 +143,47 @@ def test_functions_that_are_lowered_ahead_pass_tvms_pipeline_unharmed(name: str)
     assert all(
         any(kernel.startswith(f"{one}_kernel") for kernel in kernels(tvm.compile(taken, TARGET))) for one in ours
     )
+
+
+def gated(dtype: str = "float32") -> tvm.IRModule:
+    """A squeeze-and-excitation block's end: an image times what a convolution of its mean gives for each channel."""
+    return made_of(
+        {"x": ((2, 32, 5, 5), dtype), "s": ((2, 8, 1, 1), dtype), "w": ((32, 8, 1, 1), dtype)},
+        lambda x, s, w: relax.op.multiply(x, relax.op.sigmoid(relax.op.nn.conv2d(s, w))),
+    )
+
+
+def test_an_exception_in_dlight_leaves_the_function_to_its_next_rule(caplog: pytest.LogCaptureFixture) -> None:
+    """Its Matmul refuses by an assertion what consumes a product and is larger."""
+    with failures_kept() as failures:
+        mod = relax.get_pipeline("tensorir_ladder", target=TARGET)(gated())
+    ((name, function),) = functions_of(mod).items()
+    (failure,) = failures
+    assert (failure.function, failure.rule) == (name, "dlight.gpu.Matmul")
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    row = tensorir_ladder.explain(gated(), TARGET)[name]
+    assert row.rule == "dlight.gpu.Fallback"
+    assert dict(row.left)["dlight.gpu.Matmul"].endswith(failure.error)
+    ((_, before),) = functions_of(fuse_operators(TARGET)(gated())).items()
+    assert check_function(before, function, TARGET).kernels
+
+
+class Damaging(dlight.gpu.Fallback):
+    """Changes a schedule of the function, then fails."""
+
+    def apply(self, func: tirx.PrimFunc, target: tvm.target.Target, _: bool) -> tvm.s_tir.Schedule:
+        """See dlight."""
+        super().apply(func, target, False)
+        raise KeyError("by intent")
+
+
+def test_a_rule_that_fails_hands_on_the_function_as_it_was() -> None:
+    (function,) = functions_of(fuse_operators(TARGET)(gated())).values()
+    text = function.script()
+    with TARGET, failures_kept() as failures:
+        assert OfDlight(Damaging()).apply(function, TARGET) is None
+    assert [failure.rule for failure in failures] == ["dlight.gpu.Damaging"]
+    assert function.script() == text
 
 
 def test_without_a_target_or_for_no_gpu_of_ours_the_pipeline_says_so() -> None:
