@@ -32,6 +32,7 @@ from .relax_passes import LegalizeScans as LegalizeScans
 from .relax_passes import ReadTransposed as ReadTransposed
 from .relax_passes import SimplifyShapes as SimplifyShapes
 from .relax_passes import WidenInRows as WidenInRows
+from .relax_passes import WidenPowers as WidenPowers
 from .relax_pipeline import fuse_operators as fuse_operators
 from .rows import Rows as Rows
 from .rule import Failure as Failure

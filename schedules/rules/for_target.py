@@ -14,6 +14,7 @@ from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.rules.contraction import Contraction
 from tensorir_ladder.schedules.rules.decode import Decode
 from tensorir_ladder.schedules.rules.elementwise import Elementwise
+from tensorir_ladder.schedules.rules.fast_math import survive_fast_math
 from tensorir_ladder.schedules.rules.rows import Rows
 from tensorir_ladder.schedules.rules.rule import NotTaken, Rule
 from tensorir_ladder.schedules.rules.scans import Scan
@@ -49,7 +50,7 @@ class OfDlight(Rule):
 
     def take(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
         """Return a function as dlight schedules it; NotTaken where its rule does not."""
-        made = self.rule.apply(func, target, False)
+        made = self.rule.apply(survive_fast_math(func), target, False)
         if made is None:
             raise NotTaken("dlight's rule is for other functions", remedy="leave it to the next rule")
         schedule = made[0] if isinstance(made, list) else made

@@ -70,6 +70,40 @@ class _Untransposed(relax.PyExprMutator):
         return made.args[0] if order == [*range(count - 2), count - 1, count - 2] else None
 
 
+@tvm.transform.module_pass(opt_level=0, name="WidenPowers")
+class WidenPowers:
+    """Raise bfloat16 to a power in float32: TVM has no power of bfloat16, and fails.
+
+    ::
+
+        before   power(x, y)
+        after    astype(power(astype(x, "float32"), astype(y, "float32")), "bfloat16")
+    """
+
+    def transform_module(self, mod: ir.IRModule, _context: PassContext) -> ir.IRModule:
+        """Rewrite each Relax function of a module."""
+        rewriter = _WiderPowers(mod)
+        for name, function in mod.functions_items():
+            if isinstance(function, relax.Function):
+                rewriter.builder_.update_func(name, rewriter.visit_expr(function))
+        return rewriter.builder_.get()
+
+
+@relax.expr_functor.mutator
+class _WiderPowers(relax.PyExprMutator):
+    def visit_call_(self, call: relax.Call) -> relax.Expr:  # what the mutator's base class calls it
+        call = super().visit_call_(call)
+        if call.op != ir.Op.get("relax.power") or str(call.ty.dtype) != "bfloat16":
+            return call
+        wide = relax.op.power(*map(self._wide, call.args))
+        return relax.op.astype(self.builder_.emit(wide), "bfloat16")
+
+    def _wide(self, operand: relax.Expr) -> relax.Expr:
+        if isinstance(operand, ir.GenericConst):
+            return relax.const(operand.value.numpy().astype("float32"), "float32")
+        return self.builder_.emit(relax.op.astype(operand, "float32"))
+
+
 def _product(a: te.Tensor, b: te.Tensor, *, turned: Sequence[bool], dtype: ir.Type, name: str) -> te.Tensor:
     """Compute a @ b, each ``turned`` one of which lies transposed; axes before the last two broadcast.
 

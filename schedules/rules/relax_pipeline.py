@@ -28,6 +28,7 @@ from tensorir_ladder.schedules.rules.relax_passes import (
     ReadTransposed,
     SimplifyShapes,
     WidenInRows,
+    WidenPowers,
 )
 from tensorir_ladder.schedules.rules.rule import OPAQUE, Rule, functions_named, is_scheduled
 from tensorir_ladder.schedules.rules.tensor_intrinsics import import_quickly
@@ -98,6 +99,7 @@ def fuse_operators(target: Target, kernels: bool = False) -> Pass:
             *relax.pipeline.library_dispatch_passes(target),
             *([tensorir_ladder.FuseAttention(target)] if kernels else []),
             ReadTransposed(),
+            WidenPowers(),
             relax.transform.LegalizeOps(),
             relax.transform.AnnotateTIROpPattern(),
             relax.transform.FoldConstant(),

@@ -26,6 +26,7 @@ from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.inspection import DEVICE_SCOPES, is_constant
 from tensorir_ladder.schedules.loops.quotients import divide_without_signs
 from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
+from tensorir_ladder.schedules.rules.fast_math import survive_fast_math
 from tensorir_ladder.schedules.rules.limits import limit_indices
 
 LOG = logging.getLogger(__name__)
@@ -111,6 +112,7 @@ class Rule(ScheduleRule):
     def take(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
         """Return a function scheduled and lowered for ``target``; IllegalSchedule where this rule leaves it.
 
+        Its arithmetic is right under ``--use_fast_math``, with which TVM compiles (:mod:`.fast_math`).
         A call with extents that 32-bit indices do not reach is refused by the function itself.
         """
         if target.kind.name != "cuda":
@@ -122,7 +124,7 @@ class Rule(ScheduleRule):
             raise NotTaken("the function is the host's", remedy="leave it as it is")
         if isinstance(func.body, s_tir.SBlockRealize) and relax.analysis.has_reshape_pattern(func):
             raise NotTaken("a reshape moves nothing", remedy="leave it to TVM, which makes a view of it")
-        scheduled = self.schedule(func, target)
+        scheduled = self.schedule(survive_fast_math(func), target)
         if isinstance(scheduled, Schedule):
             scheduled = lower_ahead(scheduled.mod[scheduled.func_working_on], target)
         _check_buffers(scheduled)
