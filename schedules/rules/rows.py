@@ -16,6 +16,7 @@ from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.rules import vectors as v
 from tensorir_ladder.schedules.rules.computations import LEAVE, Computation, index_of, loads_in
 from tensorir_ladder.schedules.rules.long_rows import in_parts
+from tensorir_ladder.schedules.rules.needed_rows import with_needed_rows
 from tensorir_ladder.schedules.rules.reductions import ZERO, Reduction, cast, reductions_of, stands_along_rows
 from tensorir_ladder.schedules.rules.rule import NotTaken, Rule
 
@@ -55,7 +56,7 @@ class Rows(Rule):
 
     def schedule(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
         """Return the function with a kernel of its own; NotTaken for one that is no chain over the same rows."""
-        source = v.read_source(func, self.numbers_elements)
+        source = with_needed_rows(v.read_source(func, self.numbers_elements))
         reductions = reductions_of(source.computations)
         if not reductions:
             raise NotTaken("a function without a reduction", remedy=LEAVE)
@@ -216,18 +217,28 @@ def _storing_phase(
 ) -> _Phase:
     """Find out which of a result's iterators number rows: those that index what was reduced, else the first ones."""
     names = {i.var: tirx.Var(str(i.var.name), "int32") for i in result.spatial}
-    plain = form.expressions.value(result.value, names)
-    at: dict[tirx.Var, ir.Expr] = {}
+    plain = form.lanes.simplified(form.expressions.value(result.value, names))
+    at: dict[tirx.Var, tuple[ir.Expr, ir.Expr]] = {}  # a digit of the row, and how many values it has
     for load in loads_in(plain):
         for reduction in reductions:
             for computation in reduction.computations:
                 if load.source.same_as(computation.buffer):
                     axes = [index for own, index in zip(computation.indices, load.indices) if isinstance(own, tirx.Var)]
-                    at.update((var, digit) for var, digit in zip(axes, place) if isinstance(var, tirx.Var))
-    numbered = {own: at[narrow] for own, narrow in names.items() if narrow in at}
+                    at.update((var, one) for var, one in zip(axes, zip(place, shape)) if isinstance(var, tirx.Var))
+    numbered = {own: at[narrow][0] for own, narrow in names.items() if narrow in at}
     left = [i for i in result.spatial if i.var not in numbered]
     own = [form.expressions.extent(i.dom.extent) for i in left]
     analyzer = form.lanes.analyzer
+    for iterator, narrow in zip(result.spatial, names.values()):
+        extent = form.expressions.extent(iterator.dom.extent)
+        if narrow in at and not analyzer.can_prove_equal(extent, at[narrow][1]):
+            raise NotTaken(
+                "a result that is of a part of the rows that were reduced",
+                block=result.name,
+                value=extent,
+                limit=at[narrow][1],
+                remedy=LEAVE,
+            )
     extents = [*shape, *lengths]
     if not numbered and len(own) == len(extents) and all(map(analyzer.can_prove_equal, own, extents)):
         indices = [*place, *v.digits(form.column, lengths)]

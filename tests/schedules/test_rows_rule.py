@@ -106,6 +106,93 @@ def test_functions_of_a_framework_compute_what_they_did(name: str) -> None:
             assert len(launched) == (0 not in sizes.values())
 
 
+def piece(*axes: int, begin: int = 0, end: int | None = None, step: int = 1) -> Callable[[relax.Expr], relax.Expr]:
+    """A slice, the same along each of some axes: elements from the end are left out with a negative ``end``."""
+
+    def sliced(y: relax.Expr) -> relax.Expr:
+        ends = [y.ty.shape[axis] + (end or 0) for axis in axes]
+        return op.strided_slice(y, axes, [begin] * len(axes), ends, [step] * len(axes))
+
+    return sliced
+
+
+def then(body: Callable[..., relax.Expr], after: Callable[[relax.Expr], relax.Expr]) -> Callable[..., relax.Expr]:
+    """What comes of one function after the other."""
+    return lambda *operands: after(relax.BlockBuilder.current().emit(body(*operands)))
+
+
+def by_channel(x: relax.Expr, w: relax.Expr) -> relax.Expr:
+    """A causal convolution of each of 24 channels: three results more than there are tokens."""
+    return nn.conv1d(x, w, padding=3, groups=24)
+
+
+BEHIND: dict[str, tuple[Callable[..., relax.Expr], tuple[Shape, ...], int, str]] = {
+    # name: a reduction, its operands, an axis of its rows, the dtype
+    "convolution_by_channel": (by_channel, ((1, 24, 16), (24, 1, 4)), 2, "float16"),
+    "convolution_in_groups": (lambda x, w: nn.conv1d(x, w, padding=3, groups=4), ((1, 8, 16), (8, 2, 4)), 2, "float32"),
+    "image_by_channel": (lambda x, w: nn.conv2d(x, w, padding=2, groups=8), ((1, 8, 7, 7), (8, 1, 3, 3)), 3, "float16"),
+    "largest_of_windows": (lambda x: nn.max_pool2d(x, (3, 3), padding=(1, 1)), ((1, 8, 9, 9),), 3, "float16"),
+    "mean_of_windows": (lambda x: nn.avg_pool2d(x, (3, 3), layout="NHWC"), ((1, 11, 11, 8),), 1, "float32"),
+    "softmax": (nn.softmax, ((12, 40),), 0, "float16"),
+    "layer_norm": (lambda x, w, b: nn.layer_norm(x, w, b, axes=[-1]), ((12, 40), (40,), (40,)), 0, "float32"),
+    "rms_norm": (normed, ((12, 40), (40,)), 0, "float16"),
+    "argmax": (lambda x: op.argmax(x, -1), ((12, 40),), 0, "float32"),
+}
+SLICES: dict[str, tuple[str, Callable[[int], Callable[[relax.Expr], relax.Expr]]]] = {
+    "shorter": ("strided_slice", lambda axis: piece(axis, end=-3)),
+    "later": ("strided_slice", lambda axis: piece(axis, begin=2)),
+    "every_other": ("strided_slice", lambda axis: piece(axis, begin=1, step=2)),
+    "one": ("strided_slice", lambda axis: piece(axis, begin=3, end=-1, step=20)),
+    "turned": ("flip", lambda axis: lambda y: op.flip(y, axis=axis)),
+}
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.emulator
+@pytest.mark.parametrize("how", SLICES)
+@pytest.mark.parametrize("name", BEHIND)
+def test_a_slice_behind_a_reduction_reduces_the_rows_in_it(name: str, how: str) -> None:
+    body, shapes, axis, dtype = BEHIND[name]
+    joins, made = SLICES[how]
+    (function,) = legalized(then(body, made(axis)), *shapes, dtype=dtype, joins=joins)
+    taken = Rows().take(function, TARGET)
+    assert check_function(function, taken, TARGET, runs=1, slack=16 if "norm" in name else 4).kernels
+
+
+def test_a_causal_convolution_by_channel_stores_its_tokens_alone() -> None:
+    """As Mamba's and wav2vec2's are exported; TVM fuses this slice itself."""
+    (function,) = legalized(then(by_channel, piece(2, end=-3)), (1, 24, 16), (24, 1, 4))
+    assert check_function(function, Rows().take(function, TARGET), TARGET, runs=1).kernels
+
+
+@pytest.mark.emulator
+def test_slices_along_two_axes_and_of_the_result_of_a_result() -> None:
+    pooled = then(lambda x: nn.avg_pool2d(x, (3, 3)), then(piece(2, 3, begin=1), lambda y: y * y))
+    (function,) = legalized(pooled, (1, 4, 9, 9), dtype="float32", joins="strided_slice")
+    assert check_function(function, Rows().take(function, TARGET), TARGET, runs=1).kernels
+
+
+def test_rows_that_no_slice_gives_are_left() -> None:
+    """Gathered ones, two slices of one sum, a part of the columns, and a part of rows that are results as well."""
+    (gathered,) = legalized(
+        lambda x, i: op.take(relax.BlockBuilder.current().emit(nn.softmax(x)), i, axis=0),
+        (12, 40),
+        (5,),
+        joins="take",
+        x1="int64",
+    )
+    not_taken(gathered)
+    (columns,) = legalized(then(nn.softmax, piece(1, end=-3)), (12, 40), joins="strided_slice")
+    not_taken(columns)
+    x, k = te.placeholder((8, 64), name="x"), te.reduce_axis((0, 64), "k")
+    rows = te.compute((8,), lambda i: te.sum(x[i, k], axis=k), name="rows")
+    halves = te.compute((4,), lambda i: rows[i] + rows[i + 4], name="halves")
+    assert "halves" in not_taken(te.create_prim_func([x, halves]))
+    first = te.compute((4,), lambda i: rows[i] * 2.0, name="first")
+    refused = not_taken(te.create_prim_func([x, rows, first]))
+    assert all(part in refused for part in ("first", "got 4", "limit 8"))
+
+
 LONG = {
     "sum_of_all": (Case(op.sum, ((200000,),), dtype="float32"), 2),
     "mean_of_no_even_parts": (Case(lambda x: op.mean(x, axis=1), ((2, 200003),), dtype="float32"), 2),

@@ -11,20 +11,25 @@ from tvm import relax, tirx
 from support.relax_modules import made_of
 
 Shape = tuple[int | str, ...]
+ELEMENTWISE = 0  # include/tvm/relax/op_attr_types.h
 
 
 def legalized(
-    body: Callable[..., relax.Expr], *shapes: Shape, dtype: str = "float16", **dtypes: str
+    body: Callable[..., relax.Expr], *shapes: Shape, dtype: str = "float16", joins: str = "", **dtypes: str
 ) -> list[tirx.PrimFunc]:
     """Return the functions of an expression of ``x0``, ``x1``, ... with these shapes; a name is a symbolic extent.
 
-    ``dtypes`` are of inputs that have another than ``dtype``. No two parameters of a function have one name.
+    ``dtypes`` are of inputs that have another than ``dtype``; a function named ``joins`` is fused with what comes
+    before it, which TVM does to elementwise ones alone. No two parameters of a function have one name.
     """
     names = [f"x{number}" for number in range(len(shapes))]
     module = made_of({name: (shape, dtypes.get(name, dtype)) for name, shape in zip(names, shapes)}, body)
     r = relax.transform
-    passes = [r.LegalizeOps(), r.AnnotateTIROpPattern(), r.FoldConstant(), r.FuseOps(), r.FuseTIR()]
-    module = tvm.ir.transform.Sequential(passes)(module)
+    module = tvm.ir.transform.Sequential([r.LegalizeOps(), r.AnnotateTIROpPattern(), r.FoldConstant()])(module)
+    for name, function in module.functions_items():
+        if name.name_hint == joins:
+            module[name] = function.with_attr("op_pattern", ELEMENTWISE)
+    module = tvm.ir.transform.Sequential([r.FuseOps(), r.FuseTIR()])(module)
     return [_with_names(f) for f in module.functions.values() if isinstance(f, tirx.PrimFunc)]
 
 
