@@ -14,14 +14,17 @@ over it once more, leaves them as they are.
 from __future__ import annotations
 
 import tvm
+import tvm_ffi
 from tvm import ir, relax, tirx
 from tvm.ir.transform import Pass, PassContext, Sequential
 from tvm.s_tir import dlight
 from tvm.target import Target
 
 import tensorir_ladder
+from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.passes import on_functions
 from tensorir_ladder.schedules.rules.for_target import as_cuda, dlight_rules, dlight_target, rules
+from tensorir_ladder.schedules.rules.legalization import legalizations
 from tensorir_ladder.schedules.rules.relax_passes import (
     DequantizeInProduct,
     LegalizeScans,
@@ -46,6 +49,7 @@ def pipeline(target: Target | str | dict[str, object] | None = None, kernels: bo
     ------
     IllegalSchedule : for a target that is no CUDA GPU with sm_80 or newer.
     ValueError : when it runs without a target.
+    Exception : of TVM's, with IllegalSchedule's text, when it runs on a function that no rule makes a kernel of.
     """
     given = None if target is None else as_cuda(target)  # here: what is raised in a pass loses its type
 
@@ -60,6 +64,7 @@ def pipeline(target: Target | str | dict[str, object] | None = None, kernels: bo
             mod = dlight.ApplyDefaultSchedule(*ours)(mod)
         with dlight_target(chosen), functions_named(mod), import_quickly():
             mod = dlight.ApplyDefaultSchedule(*theirs)(mod)
+        _check_kernels(mod)
         mod = on_functions(_closed)(mod)
         return tensorir_ladder.link_kernels(mod) if kernels else mod
 
@@ -100,7 +105,7 @@ def fuse_operators(target: Target, kernels: bool = False) -> Pass:
             *([tensorir_ladder.FuseAttention(target)] if kernels else []),
             ReadTransposed(),
             WidenPowers(),
-            relax.transform.LegalizeOps(),
+            relax.transform.LegalizeOps(legalizations()),
             relax.transform.AnnotateTIROpPattern(),
             relax.transform.FoldConstant(),
             WidenInRows(),
@@ -115,6 +120,34 @@ def fuse_operators(target: Target, kernels: bool = False) -> Pass:
             return Sequential(passes)(mod)
 
     return run
+
+
+def _check_kernels(mod: ir.IRModule) -> None:
+    """Raise IllegalSchedule for a function that no rule took: TVM would compile it for the host, silently."""
+    for name, function in mod.functions_items():
+        if not isinstance(function, tirx.PrimFunc) or is_scheduled(function) or _is_of_the_host(function):
+            continue
+        loops: list[tirx.Stmt] = []
+        tvm_ffi.structural_walk(function.body, ((tirx.For, tirx.AttrStmt), loops.append))
+        if not any(map(_launches, loops)):
+            raise IllegalSchedule(
+                "no rule makes a kernel of the function",
+                block=str(name.name_hint),
+                remedy="write it with other operators, or schedule it: dlight's rules need loops of fixed bounds",
+            )
+
+
+def _is_of_the_host(function: tirx.PrimFunc) -> bool:
+    attrs = function.attrs or {}
+    named = attrs.get("target")
+    return bool(attrs.get("tirx.is_host_func", False)) or (named is not None and named.kind.name != "cuda")
+
+
+def _launches(statement: tirx.Stmt) -> bool:
+    """Return whether a statement binds threads."""
+    if isinstance(statement, tirx.For):
+        return statement.kind == tirx.ForKind.THREAD_BINDING
+    return str(statement.attr_key) == "thread_extent"
 
 
 def _closed(function: ir.BaseFunc) -> ir.BaseFunc:

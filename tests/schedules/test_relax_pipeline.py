@@ -186,6 +186,40 @@ def test_a_rule_that_fails_hands_on_the_function_as_it_was() -> None:
     assert function.script() == text
 
 
+def pooled(dtype: str, shape: tuple[int | str, ...], *size: int, **layout: str) -> tvm.IRModule:
+    """A mean over windows that divide images as evenly as they can."""
+    of = getattr(relax.op.nn, f"adaptive_avg_pool{len(size)}d")
+    return made_of({"x": (shape, dtype)}, lambda x: of(x, size, **layout))
+
+
+POOLS = {
+    "3x4 to 2x2": ("float32", (1, 8, 3, 4), 2, 2),
+    "more than there are": ("float16", (2, 5, 3, 7), 7, 3),
+    "channels last": ("float32", (1, 7, 8, 8), 3, 4),
+    "a signal": ("float16", (2, 8, 13), 4),
+    "a volume": ("float32", (1, 2, 3, 4, 5), 2, 3, 2),
+}
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("name", POOLS)
+def test_means_of_windows_of_several_lengths_have_a_kernel(name: str) -> None:
+    layout = {"layout": "NHWC"} if name == "channels last" else {}
+    mod = pooled(*POOLS[name], **layout)
+    ((_, taken),) = functions_of(relax.get_pipeline("tensorir_ladder", target=TARGET)(mod)).items()
+    ((_, before),) = functions_of(relax.transform.LegalizeOps()(mod)).items()
+    assert check_function(before, taken, TARGET, runs=2).kernels
+
+
+def test_a_function_that_gets_no_kernel_is_refused_by_name() -> None:
+    """Windows of an image of any height: as host code it would store to memory of the device."""
+    mod = pooled("float32", (1, 8, "seq", 4), 2, 2)
+    ((name, _),) = functions_of(fuse_operators(TARGET)(mod)).items()
+    assert tensorir_ladder.explain(mod, TARGET)[name].rule == "none"
+    with pytest.raises(Exception, match=rf"no rule .*{name}.*; write it"):
+        relax.get_pipeline("tensorir_ladder", target=TARGET)(mod)
+
+
 def test_without_a_target_or_for_no_gpu_of_ours_the_pipeline_says_so() -> None:
     mod = MODULES["mlp"]()
     with pytest.raises(ValueError, match="target="):
