@@ -37,7 +37,8 @@ def survive_fast_math(function: tirx.PrimFunc) -> tirx.PrimFunc:
     def changed(call: ir.Call) -> ir.Expr:
         name, dtype = getattr(call.op, "name", ""), str(call.ty.dtype)
         if name == "tirx.pow":
-            return _power(*call.args, dtype)
+            base, exponent = call.args
+            return _power(base, exponent, dtype)
         if name in ("tirx.sin", "tirx.cos") and dtype == "float32":
             return ir.Call(call.op, [_within_a_turn(call.args[0])], ret_ty=call.ty)
         return call

@@ -114,9 +114,9 @@ def _rows_read(
             if not any(load.source.same_as(buffer) for buffer in own):
                 continue
             axes = [_taken(index, reader.iterators) for index in load.indices]
-            if any(axis is None for axis in axes):
+            found.append(tuple(axis for axis in axes if axis is not None))
+            if len(found[-1]) < len(axes):
                 return None
-            found.append(tuple(axes))
     same = all(one.is_same(other) for rows in found for one, other in zip(rows, found[0]))
     return found[0] if found and same else None
 
