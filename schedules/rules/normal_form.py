@@ -329,9 +329,11 @@ def _inverse(read: Sequence[ir.Expr], reduction: Computation, written: Computati
     taken: dict[tirx.Var, ir.Expr] = {}
     left: list[tuple[tirx.Var, ir.Expr]] = []
     for own, index in zip(reduction.indices, read):
+        if own not in extents:  # along an extent of 1
+            continue
         if index in extents and index not in taken and analyzer.can_prove_equal(extents[own], extents[index]):
             taken[index] = own
-        elif own in extents:
+        else:
             left.append((own, index))
     missing = [iterator.var for iterator in written.spatial if iterator.var not in taken]
     if not left and not missing:

@@ -259,3 +259,11 @@ def test_sums_without_a_start_are_refused_by_name() -> None:
     sch = Schedule(accumulate)
     with pytest.raises(IllegalSchedule, match="goes on from"):
         stage_contraction(sch, sch.get_sblock("update"), TILE)
+
+
+def test_a_sum_padded_along_an_extent_of_1_is_left() -> None:
+    a, b = te.placeholder((4, 1, 7, 16), "float32", "a"), te.placeholder((32, 16), "float32", "b")
+    k = te.reduce_axis((0, 16), "k")
+    sums = te.compute((4, 1, 7, 32), lambda n, one, i, j: te.sum(a[n, one, i, k] * b[j, k], [k]), "sums")
+    with pytest.raises(NotTaken, match="exactly one element"):
+        product_of(te.create_prim_func([a, b, topi.nn.pad(sums, [0, 0, 0, 0], [0, 2, 0, 0])]))
