@@ -241,8 +241,8 @@ template <class T> EMU_INLINE T __ldcg(const T* from) { return *from; }
 EMU_INLINE void __syncwarp(uint mask = 0xffffffffu) { emu::sync_warp(mask); }
 EMU_INLINE size_t __cvta_generic_to_shared(const void* pointer) { return emu::shared_address(pointer); }
 template <class T> EMU_INLINE T __shfl_sync(uint mask, T value, int from, int width = 32) {
-  static_assert(sizeof(T) == 4 || sizeof(T) == 8, "shuffles move values of 32 or 64 bits");
-  uint bits[sizeof(T) / 4];
+  static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8, "shuffles move values of 16, 32 or 64 bits");
+  uint bits[(sizeof(T) + 3) / 4] = {};
   std::memcpy(bits, &value, sizeof(T));
   for (uint& part : bits) part = emu::shuffle(mask, part, from, width);
   std::memcpy(&value, bits, sizeof(T));

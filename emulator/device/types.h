@@ -99,14 +99,16 @@ struct __half {
   uint16_t bits;
   __half() = default;
   EMU_INLINE __half(float x) : bits(emu::float_to_half(x)) {}
-  EMU_INLINE operator float() const { return emu::half_to_float(bits); }
+  EMU_INLINE operator float() const volatile { return emu::half_to_float(bits); }
+  template <class T> EMU_INLINE void operator=(const volatile T& x) volatile { bits = __half(x).bits; }
 };
 
 struct nv_bfloat16 {
   uint16_t bits;
   nv_bfloat16() = default;
   EMU_INLINE nv_bfloat16(float x) : bits(emu::float_to_bfloat16(x)) {}
-  EMU_INLINE operator float() const { return emu::bfloat16_to_float(bits); }
+  EMU_INLINE operator float() const volatile { return emu::bfloat16_to_float(bits); }
+  template <class T> EMU_INLINE void operator=(const volatile T& x) volatile { bits = nv_bfloat16(x).bits; }
 };
 
 #define EMU_FP8(name, kind)                                              \
