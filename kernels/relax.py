@@ -193,10 +193,13 @@ def plain_product(func: tirx.PrimFunc) -> PlainProduct:
     for load in loads if residual is None else (*loads, residual):
         if not isinstance(load, ir.TensorLoad) or not any(load.source.same_as(each) for each in func.params):
             raise NotTaken("an operand is computed", value=load, remedy=LEAVE)
-    (k, *more), result = [each.var for each in reduction.reduction], _walked(after.buffer, after.indices, reduction)
+    if len(reduction.reduction) != 1:
+        steps = len(reduction.reduction)
+        raise NotTaken("sums run along one extent of two or more", value=f"{steps} such extents", remedy=LEAVE)
+    (k,), result = [each.var for each in reduction.reduction], _walked(after.buffer, after.indices, reduction)
     for first, second in (loads, loads[::-1]):
         a, b = (_walked(load.source, load.indices, reduction) for load in (first, second))
-        if more or None in (a, b, result) or len(result) < 2 or not _same(a, [*result[:-1], k]):
+        if None in (a, b, result) or len(result) < 2 or not _same(a, [*result[:-1], k]):
             continue
         for layout, order in (("nt", [result[-1], k]), ("nn", [k, result[-1]])):
             if _same(b, order) and all(map(is_constant, second.source.shape)):

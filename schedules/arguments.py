@@ -29,6 +29,7 @@ from tensorir_ladder.schedules.inspection import FRAGMENT, SHARED_SCOPES, block_
 from tensorir_ladder.schedules.tiles import BlockTile
 
 MOST_THREADS = 1024  # of a block, on every GPU
+NO_SEQUENCE = (str, bytes, Mapping)  # though they have a length and elements; arrays of numpy and TVM are sequences
 SERIAL = (tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED)
 
 
@@ -42,8 +43,19 @@ class Arguments:
     refusal: type[IllegalSchedule] = IllegalSchedule
 
     def refused(self, problem: str, **more: Any) -> IllegalSchedule:
-        """Return the error for one of them."""
-        return self.refusal(f"{self.function}: {problem}", **more)
+        """Return the error for one of them, at the first block and the first loop among them."""
+        where = {"block": self._first(SBlockRV, block_name), "loop": self._first(LoopRV, loop_name)}
+        return self.refusal(f"{self.function}: {problem}", **where | more)
+
+    def _first(self, kind: type, name: Callable[..., str]) -> str | None:
+        """Return the name of the first block or loop among the arguments that the schedule has."""
+        for handle in (found for value in self.values.values() for found in handles_in(value)):
+            if isinstance(handle, kind):
+                try:
+                    return name(self.sch, handle)
+                except (ValueError, IndexError):  # it was cut or fused before this call, or is another schedule's
+                    continue
+        return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,7 +226,7 @@ def _is_of(value: Any, hint: Any) -> bool:
     if get_origin(hint) in (typing.Union, types.UnionType):
         return any(_is_of(value, member) for member in get_args(hint))
     if get_origin(hint) in (tuple, list, Sequence):
-        return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+        return all(hasattr(value, each) for each in ("__len__", "__getitem__")) and not isinstance(value, NO_SEQUENCE)
     return _is_whole(value) if hint is int else isinstance(value, hint)
 
 
@@ -233,7 +245,7 @@ def _wrong_type(arguments: Arguments, name: str, value: Any, hint: Any) -> Illeg
     wanted = _plain(hint)
     return arguments.refused(
         f"{name} is of another type",
-        value=f"{type(value).__name__} {reprlib.repr(value)}",
+        value=value if isinstance(value, float) else f"{type(value).__name__} {reprlib.repr(value)}",
         limit=wanted,
         remedy=f"give {how.get(hint, 'one of these types' if '|' in wanted else f'a value of type {wanted}')}",
     )
@@ -254,13 +266,15 @@ def _check_handle(arguments: Arguments, name: str, handle: SBlockRV | LoopRV, ki
     """Refuse a handle of another schedule, and one whose block or loop is gone."""
     what = "block" if kind is SBlockRV else "loop"
     try:
-        arguments.sch.get(handle)
+        stmt = arguments.sch.get(handle)
     except IndexError:
         problem, value = f"{name} is a {what} of another schedule", "another schedule's"
     except ValueError:
         problem, value = f"{name} is a {what} that the schedule has no more", f"a former {what}"
     else:
-        return
+        if kind is LoopRV or stmt.writes:
+            return
+        problem, value = f"{name} is a block that computes nothing", "a block without writes"
     call = "sch.get_sblock(name)" if kind is SBlockRV else "sch.get_loops(block)"
     raise arguments.refused(problem, value=value, limit=f"a {what} of sch", remedy=f"give what {call} returns now")
 

@@ -25,11 +25,10 @@ import lazy_loader
 import tvm_ffi
 from tvm.error import InternalError
 from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
+from tvm.s_tir.schedule import ScheduleError
 
-from tensorir_ladder.schedules.arguments import Arguments, checked_arguments, handles_in
+from tensorir_ladder.schedules.arguments import Arguments, checked_arguments
 from tensorir_ladder.schedules.errors import IllegalSchedule
-from tensorir_ladder.schedules.inspection import block_name, loop_name
 
 SHOWN = 300  # characters of TVM's reason
 TVM_ERRORS = (ScheduleError, InternalError)
@@ -114,21 +113,8 @@ def _refused_by_tvm(arguments: Arguments, error: Exception, restored: bool) -> I
     left = "" if restored else "; the schedule has instructions, and was changed on the way: make it anew"
     return arguments.refused(
         f"TVM cannot do this here: {_reason(error)}",
-        block=_first(arguments, SBlockRV, block_name),
-        loop=_first(arguments, LoopRV, loop_name),
         remedy=f"give it a loop nest like the one that help({arguments.function}) shows{left}",
     )
-
-
-def _first(arguments: Arguments, kind: type, name: Callable[..., str]) -> str | None:
-    """Return the name of the first block or loop among arguments that the schedule still has."""
-    for handle in (found for value in arguments.values.values() for found in handles_in(value)):
-        if isinstance(handle, kind):
-            try:
-                return name(arguments.sch, handle)
-            except ValueError:  # it was cut or fused before this call
-                continue
-    return None
 
 
 def _reason(error: Exception) -> str:

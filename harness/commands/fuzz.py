@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict
@@ -17,7 +18,10 @@ from tensorir_ladder.harness.commands.printing import progress
 from tensorir_ladder.harness.commands.values import between
 from tensorir_ladder.harness.environment import MEASURING_SOURCES, ROOT, host_cpu, sources_digest, tree_state
 from tensorir_ladder.harness.execution import require_gpu
+from tensorir_ladder.harness.lab.draws import Draws
+from tensorir_ladder.harness.lab.draws import Outcome as Drawn
 from tensorir_ladder.harness.lab.fuzzing import PLACES, Bad, Draw, Outcome, run_draw, summed_up
+from tensorir_ladder.harness.lab.misuses import run_misuses
 from tensorir_ladder.harness.lab.workers import Lost, each_in_a_process
 from tensorir_ladder.harness.records import Journal, append, check_appendable
 from tensorir_ladder.kernels.codegen import toolchain
@@ -25,6 +29,7 @@ from tensorir_ladder.steps.registry import find_steps, get_step
 
 SOURCES = (*MEASURING_SOURCES, "emulator/*.py", "emulator/device/*")
 RECORDED = ("command", "slots", "executed")  # fields that tell a record of this command
+TOGETHER = 40  # misuses that a process draws
 FIRST_ON_GPU = 10  # the steps before are nothing that the emulator and LLVM could not tell
 
 
@@ -40,6 +45,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     seconds = between(0.001, 1e6, float)
     parser.add_argument("--limit-s", type=seconds, default=180, help="seconds that a draw may take (180)")
     parser.add_argument("--only", type=int, metavar="DRAW", help="run this draw alone, as in the run of all")
+    misuses = "instead: calls of public schedule functions drawn with wrong arguments, each refused, nothing changed"
+    parser.add_argument("--misuses", type=between(1, 10**6), metavar="N", help=misuses)
     parser.add_argument("--out", type=Path, help="file of JSON lines that the record is appended to")
     add_revision(parser)
 
@@ -49,6 +56,8 @@ def run(options: argparse.Namespace, command: str) -> int:
 
     On the GPU the first kernel that hangs ends the run: what shares the GPU with it tells nothing.
     """
+    if options.misuses is not None:
+        return _run_misuses(options)
     draws, started = _draws(options), time.monotonic()
     with _journal(options, draws) as journal:
         outcomes = list({outcome.number: outcome for outcome in journal.entries}.values()) if journal else []
@@ -69,6 +78,27 @@ def run(options: argparse.Namespace, command: str) -> int:
                 journal.finish()
     _print(options, found, outcomes, len(draws))
     return WRONG if any(outcome.bad for outcome in outcomes) else 0
+
+
+def _run_misuses(options: argparse.Namespace) -> int:
+    if options.step or options.out or options.on != "emulator":
+        raise UsageError("--misuses takes --seed, --only and --jobs, and no --step, --on or --out")
+    wanted = range(options.misuses) if options.only is None else [options.only]
+    parts = [Draws(options.seed, tuple(wanted[at : at + TOGETHER])) for at in range(0, len(wanted), TOGETHER)]
+    counts: Counter[str] = Counter()
+    with progress() as bar, closing(each_in_a_process(run_misuses, parts, options.jobs, options.limit_s)) as results:
+        for part, found in bar.track(results, len(parts), 0, description="misuses"):
+            lost = isinstance(found, Lost)
+            for one in [Drawn(part.numbers[0], "lost", f"{found.doing}: {found.reason}")] if lost else found:
+                counts[one.what] += 1
+                if one.what in ("failed", "lost"):
+                    repeat = "" if lost else f"\n  ladder fuzz --misuses 1 --seed {options.seed} --only {one.number}"
+                    print(f"{one.what}: {one.text}{repeat}")
+    print(
+        f"{counts.total()} calls: {counts['refused']} refused, {counts['right']} done, {counts['failed']} raised "
+        f"something else or changed the schedule, {counts['lost']} ended their process"
+    )
+    return WRONG if counts["failed"] or counts["lost"] else 0
 
 
 def _journal(options: argparse.Namespace, draws: list[Draw]) -> AbstractContextManager[Journal[Outcome] | None]:

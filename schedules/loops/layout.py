@@ -56,9 +56,10 @@ def contraction_loops(sch: Schedule, block: SBlockRV) -> list[LoopRV]:
     Raises
     ------
     IllegalSchedule : for a block with fewer than three; for one without a start (``C += A * B``), whose sums could not
-        be kept elsewhere.
+        be kept elsewhere; for symbolic int64 extents beside int32 ones.
     """
     loops = sch.get_loops(block)
+    check_index_dtypes(sch, block)
     if len(loops) < 3:
         raise IllegalSchedule(
             "a contraction has rows, columns and a reduction",
@@ -74,6 +75,20 @@ def contraction_loops(sch: Schedule, block: SBlockRV) -> list[LoopRV]:
             remedy="give the block a start (T.init), and add the buffer in an epilogue",
         )
     return loops
+
+
+def check_index_dtypes(sch: Schedule, block: SBlockRV) -> None:
+    """Raise IllegalSchedule for a symbolic int64 extent beside int32 ones: TVM 0.27 mixes both up in indices."""
+    extents = [sch.get(loop).extent for loop in sch.get_loops(block)]
+    dtypes = {str(extent.ty.dtype) for extent in extents}
+    if len(dtypes) > 1 and (wide := [e for e in extents if not is_constant(e) and str(e.ty.dtype) == "int64"]):
+        raise IllegalSchedule(
+            "an extent of int64 that only run time knows stands beside extents of int32",
+            block=block_name(sch, block),
+            value=f"{wide[0]}: int64",
+            limit="extents of one dtype",
+            remedy="make all of them int32: schedules.rules.narrowed(function)",
+        )
 
 
 def _extent(stmt: s_tir.SBlock, positions: list[int]) -> int:
@@ -221,6 +236,49 @@ def _sums_products(stmt: s_tir.SBlock) -> bool:
     sums = [term for term in terms if isinstance(term, ir.TensorLoad) and term.source.same_as(store.buffer)]
     zero = isinstance(start, tirx.BufferStore) and isinstance(start.value, (tirx.FloatImm, tirx.IntImm))
     return len(products) == len(sums) == 1 and zero and float(start.value.value) == 0
+
+
+def check_product(sch: Schedule, block: SBlockRV) -> None:
+    """Raise IllegalSchedule for a block that is no sum of products ``A[rows, k] * B[k, columns]`` from 0 on."""
+    stmt, name = sch.get(block), block_name(sch, block)
+    if not _sums_products(stmt):
+        raise IllegalSchedule(
+            "tensor cores add up products of two operands, from 0 on",
+            block=name,
+            value=str(getattr(stmt.body, "value", "several statements")),
+            limit="C += A * B",
+            remedy="write the function anew (schedules.rules.normal_form.product_of), or call stage_contraction",
+        )
+    *_, rows, columns, _ = (iterator.var for iterator in stmt.iter_vars)
+    first, second = (_index_vars(region) for region in operand_regions(sch, block))
+    if columns in first or rows in second:
+        raise IllegalSchedule(
+            "the product's first operand has columns, or its second one rows",
+            block=name,
+            value=str(_product_in(stmt)),
+            limit="A[rows, k] * B[k, columns]",
+            remedy="write the operands in the other order",
+        )
+
+
+def check_sums(sch: Schedule, block: SBlockRV, accumulator: str) -> None:
+    """Raise IllegalSchedule for a product (:func:`check_product`) that is computed in another dtype than sums are."""
+    stmt = sch.get(block)
+    dtypes = [str(_product_in(stmt).ty.dtype), str(stmt.body.buffer.dtype)]
+    if dtypes != [accumulator, accumulator]:
+        raise IllegalSchedule(
+            f"tensor cores multiply and add up in {accumulator}",
+            block=block_name(sch, block),
+            value=f"products in {dtypes[0]}, sums in {dtypes[1]}",
+            limit=accumulator,
+            remedy=f'cast each operand before they are multiplied: A.astype("{accumulator}") * ...',
+        )
+
+
+def _product_in(stmt: s_tir.SBlock) -> tirx.Mul:
+    """Return the product that a block adds up."""
+    terms = map(_uncast, (stmt.body.value.a, stmt.body.value.b))
+    return next(term for term in terms if isinstance(term, tirx.Mul))
 
 
 def _is_load(value: tirx.PrimExpr) -> bool:

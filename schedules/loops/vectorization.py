@@ -10,7 +10,15 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tensorir_ladder.schedules.arguments import Positive, SerialLoop
-from tensorir_ladder.schedules.inspection import is_multiple, is_one, loop_extent, loops_below, without_carries
+from tensorir_ladder.schedules.errors import IllegalSchedule
+from tensorir_ladder.schedules.inspection import (
+    is_multiple,
+    is_one,
+    loop_extent,
+    loop_name,
+    loops_below,
+    without_carries,
+)
 from tensorir_ladder.schedules.isa import VECTOR_BYTES
 
 TWO, FOUR = 2, 4  # elements of CUDA's own vectors of small integers: char4, short4
@@ -49,7 +57,20 @@ def vectorize_inner(sch: Schedule, loop: SerialLoop, width: Positive) -> LoopRV:
         after    for j_outer < 2:  C[i, 4·j_outer : 4·j_outer + 4] = C_local[i, 4·j_outer : ...]
 
     A width of 1 changes nothing. Returns the loop that remains outside (``loop`` itself for width 1).
+
+    Raises
+    ------
+    IllegalSchedule : for vectors of more than 16 bytes, which no instruction loads or stores.
     """
+    widest = max((dtype_bytes(str(buffer.dtype)) for buffer in _buffers_in(sch.get(loop))), default=1)
+    if width * widest > VECTOR_BYTES:
+        raise IllegalSchedule(
+            "vectors are too wide",
+            loop=loop_name(sch, loop),
+            value=f"{width} elements of {widest} bytes",
+            limit=f"{VECTOR_BYTES} bytes",
+            remedy=f"give {max(1, VECTOR_BYTES // widest)} or less (widest_vector says how many are legal)",
+        )
     if width == 1:
         return loop
     if loop_extent(sch, loop) == width:
@@ -75,6 +96,14 @@ def vectorize_write_back(sch: Schedule, write_back: SBlockRV, loop: LoopRV, unro
         for own in own_loops:
             sch.unroll(own)
     return width
+
+
+def _buffers_in(stmt: tirx.Stmt) -> list[tirx.Var]:
+    found: list[tirx.Var] = []
+    loads = (ir.TensorLoad, lambda load: found.append(load.source))
+    stores = (tirx.BufferStore, lambda store: found.append(store.buffer))
+    tvm_ffi.structural_walk(stmt, [loads, stores])
+    return found
 
 
 def dtype_bytes(dtype: str) -> int:

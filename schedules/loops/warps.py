@@ -22,7 +22,7 @@ from tensorir_ladder.schedules.inspection import (
     operand_regions,
 )
 from tensorir_ladder.schedules.isa import WARP
-from tensorir_ladder.schedules.loops.layout import index_map
+from tensorir_ladder.schedules.loops.layout import check_index_dtypes, index_map
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes, vectorize_write_back
 from tensorir_ladder.schedules.memory.staging import ADDS_PARTS, accumulate_in_registers, initialize_before
 from tensorir_ladder.schedules.tiles import FLOAT_BYTES, FLOATS, WarpTile
@@ -269,6 +269,7 @@ def add_slices(
 
 def check_warp_contraction(sch: Schedule, block: SBlockRV) -> None:
     """Raise IllegalSchedule for a block that is no product of 4-byte elements with rows, columns and one reduction."""
+    check_index_dtypes(sch, block)
     stmt, name = sch.get(block), block_name(sch, block)
     reduces = [iterator.iter_type == tirx.IterVar.CommReduce for iterator in stmt.iter_vars]
     expected = [False] * (len(reduces) - 1) + [True]

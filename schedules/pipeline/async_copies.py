@@ -139,8 +139,8 @@ class _Move:
         )
 
     def _at(self, iterations: dict[tirx.Var, ir.Expr]) -> dict[tirx.Var, ir.Expr]:
-        """Return the iterators' values in given iterations of loops."""
-        return {iterator: replaced(value, iterations) for iterator, value in self.values.items()}
+        """Return the iterators' values in given iterations of loops, and the loops' own (no iterators are needed)."""
+        return {**iterations, **{iterator: replaced(value, iterations) for iterator, value in self.values.items()}}
 
     def _lanes(self, loop: tirx.For, lane: int) -> tuple[dict[tirx.Var, ir.Expr], dict[tirx.Var, ir.Expr]]:
         """Return the same in a lane of a vector, and in its first one.
@@ -151,8 +151,8 @@ class _Move:
         analyzer, extent = sym.Analyzer(), int(loop.extent)
         values = {iterator: _counting_lanes(value, loop) for iterator, value in self.values.items()}
         there, here = (
-            {iterator: replaced(value, {loop.loop_var: at}) for iterator, value in values.items()}
-            for at in (loop.min + lane, loop.min)
+            {**at, **{iterator: replaced(value, at) for iterator, value in values.items()}}
+            for at in ({loop.loop_var: loop.min + lane}, {loop.loop_var: loop.min})
         )
         for iterator in self.values:
             counts = analyzer.can_prove_equal(there[iterator] - here[iterator], lane)

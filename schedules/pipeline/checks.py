@@ -22,6 +22,7 @@ from tensorir_ladder.schedules.inspection import (
     loop_name,
     loops_of,
     pipelined_loop_around,
+    scheduled_function,
 )
 from tensorir_ladder.schedules.pipeline.async_copies import check_hazards
 from tensorir_ladder.schedules.pipeline.dependences import LoopBody, async_race
@@ -52,6 +53,7 @@ def check_pipeline(
             first, with copies that nobody waits for, or of a single stage; a value read in a later pipeline stage
             than it is written, in a buffer that outlives the loop and so has one stage only; blocks whose reads
             and writes are left empty (by ``loop_partition``), for which TVM inserts neither waits nor barriers.
+            the same of two arrays of one shape and dtype, where the function has no attribute ``tirx.noalias``;
             two accesses of one element that the lists would exchange, of any kind and across iterations, where they
             cannot be told apart (:mod:`schedules.pipeline.dependences`); reads of a buffer inside the loop that is not
             sure to be written in the same iteration; an asynchronous copy that another statement may meet in memory.
@@ -80,6 +82,7 @@ def check_pipeline(
     _check_gate(name, statements, stage, order, async_stages, kept)
     _check_order(name, body, stage, order)
     _check_async(name, body, stage, order, async_stages)
+    _check_aliases(sch, name, body, stage, order, async_stages)
     check_hazards(sch, loop, [s for s, at in zip(statements, stage) if at in async_stages])
     _warn_useless(name, body, stage, order)
 
@@ -417,6 +420,26 @@ def _check_async(name: str, body: LoopBody, stage: list[int], order: list[int], 
                     limit=f"at least {number + 1}",
                     remedy="give the reader a later stage, or leave the copies synchronous",
                 )
+
+
+def _check_aliases(
+    sch: Schedule, name: str, body: LoopBody, stage: list[int], order: list[int], async_stages: list[int]
+) -> None:
+    """Refuse lists that are wrong where a function without ``tirx.noalias`` gets one array twice."""
+    if (scheduled_function(sch).attrs or {}).get("tirx.noalias"):
+        return
+    for written, read in body.aliases():
+        one = body.with_alias(written, read)
+        copies = [at for at, value in enumerate(stage) if value in async_stages and one.statements[at].fills_shared]
+        if next(one.broken(stage, order), None) or async_race(one, copies):
+            raise IllegalPipeline(
+                f"{written.name} and {read.name} may be one array, the pipeline reads elements before it writes them",
+                loop=name,
+                value=f"stages {stage}, order {order}",
+                limit="a function with the attribute tirx.noalias",
+                remedy='give the function T.func_attr({"tirx.noalias": True}) and arrays that do not overlap, or leave '
+                "the pipeline out",
+            )
 
 
 def check_asynchronous(name: str, body: LoopBody, copies: Sequence[int]) -> None:

@@ -129,6 +129,24 @@ class LoopBody:
         homes = detect_buffer_access_lca(function)
         return cls(sch.get(loop), around, {buffer: homes[buffer] for buffer in allocated if buffer in homes})
 
+    def aliases(self) -> list[tuple[tirx.Var, tirx.Var]]:
+        """List pairs of arguments that may be one array: (written, read) in the loop, of one shape and dtype."""
+        read = {region.source: None for statement in self.statements for region in statement.reads}
+        found = []
+        for one in (buffer for buffer in self.written if self._is_argument(buffer)):
+            for other in (buffer for buffer in read if self._is_argument(buffer) and not buffer.same_as(one)):
+                alike = tvm_ffi.structural_equal(list(one.shape), list(other.shape), map_free_vars=False)
+                found += [(one, other)] if alike and one.dtype == other.dtype else []
+        return found
+
+    def with_alias(self, one: tirx.Var, other: tirx.Var) -> LoopBody:
+        """Return the same loop with one buffer in the place of another."""
+        swap = (tirx.Var, lambda var: other if var.same_as(one) else var)
+        return LoopBody(tvm_ffi.structural_map(self.loop, swap), self.around, self._homes)
+
+    def _is_argument(self, buffer: tirx.Var) -> bool:
+        return buffer not in self._homes and buffer.scope() in DEVICE_SCOPES
+
     @cached_property
     def accesses(self) -> list[list[Access]]:
         """List what each statement accesses; what a gate and the like declare moves no data, and is left out."""

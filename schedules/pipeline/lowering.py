@@ -10,6 +10,7 @@ from tvm.target import Target
 
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.inspection import SHARED_SCOPES, UNROLL_RING
+from tensorir_ladder.schedules.isa import MMA_ARCH
 from tensorir_ladder.schedules.loops.early_launch import lower_early_launches, mark_early
 from tensorir_ladder.schedules.loops.quotients import divide_without_carries, divide_without_signs
 from tensorir_ladder.schedules.loops.residency import lower_residency
@@ -24,7 +25,12 @@ from tensorir_ladder.schedules.pipeline.own_warp import lower_own_warps
 from tensorir_ladder.schedules.pipeline.pipelining import required_pass_config
 from tensorir_ladder.schedules.pipeline.zero_fill import lower_zero_fills
 from tensorir_ladder.schedules.tensor_cores.fragments import compact_blocks, lower_fragments
+from tensorir_ladder.schedules.tiles import TensorCoreTile, WarpgroupTile
 
+INSTRUCTIONS: dict[str, type[TensorCoreTile] | type[WarpgroupTile]] = {
+    "wgmma.mma_async": WarpgroupTile,
+    "mma.sync": TensorCoreTile,
+}
 AWAITED = "async_wait_inflight_count"  # of what TVM makes of a pipeline: an attribute around what waits for copies
 
 
@@ -180,9 +186,32 @@ def _until_barriers() -> list[Pass]:
 
 
 def _gated(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Let a function be lowered whose hidden reads have their gates."""
+    """Let a function be lowered whose hidden reads have their gates, and whose instructions its target has."""
     check_gates(function)
+    _check_instructions(function)
     return drop_hidden_reads(admit(function))
+
+
+def _check_instructions(function: tirx.PrimFunc) -> None:
+    """Raise IllegalSchedule for a tensor core instruction that the function's target lacks."""
+    target, texts = (function.attrs or {}).get("target"), []
+    calls = (ir.Call, lambda call: texts.append(str(call)) if _is_source(call) else None)
+    if target is None or target.kind.name != "cuda":
+        return
+    tvm_ffi.structural_walk(function.body, calls)
+    for instruction, family in INSTRUCTIONS.items():
+        clause = family.missing(target)
+        if clause and any(instruction in text for text in texts):
+            raise IllegalSchedule(
+                f"the target lacks an instruction of the schedule: {clause}",
+                value=str(target.attrs.get("arch", target.kind.name)),
+                limit=family.ARCH if family is WarpgroupTile else f"sm_{MMA_ARCH} and newer",
+                remedy="compile for a target that has it, or schedule with another kind of tile",
+            )
+
+
+def _is_source(call: ir.Call) -> bool:
+    return str(getattr(call.op, "name", "")) == "tirx.cuda.func_call"
 
 
 def _without_awaited(function: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -42,6 +42,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tensorir_ladder.schedules.errors import IllegalPipeline
 from tensorir_ladder.schedules.inspection import (
+    FRAGMENT,
     SHARED_SCOPES,
     Statement,
     annotated_loops,
@@ -186,7 +187,7 @@ def check_gates(mod: ir.IRModule | tirx.PrimFunc) -> None:
                 raise IllegalPipeline(
                     "its reads are hidden from TVM, which would put no barrier between them and the copies",
                     block=str(block.name_hint),
-                    remedy=f"call {GATING} for the loop that copies what it reads",
+                    remedy=f"call {GATING} for the loop that copies what it reads (of warpgroups: pipeline_warpgroups)",
                 )
 
 
@@ -308,6 +309,16 @@ def _check_can_hide(loop: str, statement: Statement, buffers: list[tirx.Var]) ->
                 block=str(block.name_hint),
                 value=matched[0],
                 remedy="leave one_barrier out, or take tensorize_contraction, whose instructions hide their reads",
+            )
+    for block in (block for block in statement.blocks if HIDES_READS not in block.annotations):
+        reads = any(_among(region.source, buffers) for region in block.reads)
+        if reads and any(region.source.scope() == FRAGMENT for region in block.writes):
+            raise IllegalPipeline(
+                "an instruction that reads shared memory in the open cannot stand in a loop with one barrier",
+                loop=loop,
+                block=str(block.name_hint),
+                remedy="pass hide_reads=True to tensorize_contraction or load_fragments (for wgmma call "
+                "hide_reads(sch, block)), or leave one_barrier out",
             )
     if statement.vector > 1:
         raise IllegalPipeline(

@@ -21,7 +21,14 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tensorir_ladder.schedules.errors import IllegalSchedule
-from tensorir_ladder.schedules.inspection import block_name, constant_shape, loop_extent, loop_extents, loops_below
+from tensorir_ladder.schedules.inspection import (
+    block_name,
+    constant_shape,
+    is_one,
+    loop_extent,
+    loop_extents,
+    loops_below,
+)
 from tensorir_ladder.schedules.isa import VECTOR_BYTES
 from tensorir_ladder.schedules.loops.layout import fused_index
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes, vectorize_inner
@@ -138,8 +145,8 @@ def spread_elements(
 
     Raises
     ------
-    IllegalSchedule : if the block reduces or its operands are not of the output's shape; if the stages of
-        one block do not fit in shared memory.
+    IllegalSchedule : if the block reduces, reads more than one element of an operand for each of the output (a
+        stencil), or its operands are not of the output's shape; if the stages of one block do not fit in shared memory.
     """
     stmt = _check_elementwise(sch, block)
     operands, width, vectors_per_tile = range(len(stmt.reads)), _lanes(stmt), tile.least_vectors(staging)
@@ -309,6 +316,15 @@ def spread_rows(
 def _check_elementwise(sch: Schedule, block: SBlockRV) -> s_tir.SBlock:
     stmt = sch.get(block)
     shapes = [constant_shape(region.source) for region in (*stmt.writes, *stmt.reads)]
+    wide = [str(region) for region in stmt.reads if not all(is_one(dimension.extent) for dimension in region.region)]
+    if wide:
+        raise IllegalSchedule(
+            "no elementwise block: it reads several elements of an operand for one of the output",
+            block=block_name(sch, block),
+            value=wide[0],
+            limit="one element",
+            remedy="write neighbours as operands of their own, or schedule the block with bind_elements",
+        )
     if _reduces(stmt) or not stmt.reads or any(shape != shapes[0] for shape in shapes):
         raise IllegalSchedule(
             "no elementwise block: it reduces, or its operands are not all of the output's shape",

@@ -28,7 +28,7 @@ from tensorir_ladder.schedules.arguments import Operand, Positive, SharedScope, 
 from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalSchedule
 from tensorir_ladder.schedules.inspection import block_name, loop_name, loops_below
 from tensorir_ladder.schedules.isa import MMA, MmaInstruction
-from tensorir_ladder.schedules.loops.layout import contraction_loops, pad_to_tile
+from tensorir_ladder.schedules.loops.layout import check_product, check_sums, contraction_loops, pad_to_tile
 from tensorir_ladder.schedules.loops.tiling import bind_batched_grid, k_tiles_together, pipelined_k_tiles, raster_blocks
 from tensorir_ladder.schedules.loops.vectorization import vectorize_inner, widest_vector
 from tensorir_ladder.schedules.memory.staging import (
@@ -313,8 +313,8 @@ def tensorize_contraction(
 
     Raises
     ------
-    IllegalSchedule : for a block with fewer than three loops; for operands in a dtype without an instruction, or
-        not the one of the instruction asked for.
+    IllegalSchedule : for a block with fewer than three loops, or that is no sum of products A * B; for operands in a
+        dtype without an instruction, or not the one of the instruction asked for.
     IllegalTile : for tiles that do not divide.
     """
     loops_of_block = contraction_loops(sch, block)
@@ -346,8 +346,10 @@ def fitting_instruction(sch: Schedule, block: SBlockRV, instruction: MmaInstruct
 
     Raises
     ------
-    IllegalSchedule : for operands in a dtype without an instruction, or not the one of the instruction asked for.
+    IllegalSchedule : for operands in a dtype without an instruction, or not the one of the instruction asked for; for a
+        block that is no sum of A[rows, k] * B[k, columns], each widened before they are multiplied.
     """
+    check_product(sch, block)
     dtype = str(sch.get(block).reads[0].source.dtype)
     if instruction and instruction.dtype != dtype:
         raise IllegalSchedule(
@@ -356,7 +358,9 @@ def fitting_instruction(sch: Schedule, block: SBlockRV, instruction: MmaInstruct
             limit=instruction.dtype,
             remedy="leave the instruction out to get the one of the operands' dtype",
         )
-    return instruction or instruction_for(dtype)
+    found = instruction or instruction_for(dtype)
+    check_sums(sch, block, found.accumulator)
+    return found
 
 
 def _ends_with_k(sch: Schedule, block: SBlockRV, operand: int) -> bool:

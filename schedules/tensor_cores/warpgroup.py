@@ -34,6 +34,8 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tensorir_ladder.schedules.arguments import Operand, Positive, Threads
 from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalTile
 from tensorir_ladder.schedules.inspection import (
+    block_name,
+    innermost_iterator,
     is_constant,
     loop_extent,
     loop_name,
@@ -42,7 +44,7 @@ from tensorir_ladder.schedules.inspection import (
     statements_under,
 )
 from tensorir_ladder.schedules.isa import PANEL, SWIZZLED_PIECES, VECTOR_BYTES, WARP
-from tensorir_ladder.schedules.loops.layout import contraction_loops, index_map, pad_to_tile
+from tensorir_ladder.schedules.loops.layout import check_product, check_sums, contraction_loops, index_map, pad_to_tile
 from tensorir_ladder.schedules.loops.tiling import (
     K_TILES,
     bind_batched_grid,
@@ -67,6 +69,7 @@ from tensorir_ladder.schedules.pipeline.one_barrier import (
     RETIRE,
     RETIRE_FUNCTION,
     hide_reads,
+    meet_behind_copies,
     place_behind,
     whole_buffer,
 )
@@ -418,9 +421,8 @@ def stage_for_warpgroups(
                    D = f(C_local)                                            # casts, bias, activation fused
 
     Ragged extents are padded on the fly; of a reduction whose length only run time knows, ``k_outer`` is the innermost
-    loop (:func:`schedules.loops.tiling.pipelined_k_tiles`). Follow with :func:`pipeline_warpgroups`, or of a single k
-    tile with :func:`schedules.pipeline.one_barrier.meet_behind_copies`, and with :func:`multiply_by_wgmma`; without
-    the latter any CPU can run it.
+    loop (:func:`schedules.loops.tiling.pipelined_k_tiles`). Follow with :func:`pipeline_warpgroups` and
+    :func:`multiply_by_wgmma`; without the latter any CPU can run it.
 
     Parameters
     ----------
@@ -462,16 +464,33 @@ def stage_for_warpgroups(
 
 
 def instruction_for(sch: Schedule, block: SBlockRV, tile: WarpgroupTile) -> Wgmma:
-    """Return the instruction by which a tile multiplies a block's operands; IllegalTile where there is none."""
+    """Return the instruction by which a tile multiplies a block's operands.
+
+    Raises
+    ------
+    IllegalTile : where there is none.
+    IllegalSchedule : for a block that is no sum of A[rows, k] * B[k, columns], each widened before they are multiplied.
+    """
     WarpgroupTile.check_family(tile)
+    check_product(sch, block)
     operands, reduction = operand_regions(sch, block), sch.get(block).iter_vars[-1].var
+    if innermost_iterator(sch, block, 0) != len(sch.get(block).iter_vars) - 1:
+        raise IllegalTile(
+            "no wgmma reads a first operand whose rows run across the reduction",
+            block=block_name(sch, block),
+            value=str(operands[0]),
+            limit="A[rows, k]",
+            remedy="transpose the operand first, or call tensorize_contraction",
+        )
     used: list[bool] = []
     tvm_ffi.structural_walk(operands[1].region[-1].min, (tirx.Var, lambda var: used.append(var.same_as(reduction))))
     b_major = "k" if any(used) else "n"
     b_rows = tile.block_n if b_major == "k" else tile.block_k
     dtype = str(operands[0].source.dtype)
     rows, columns = (tile.group_n, tile.group_m) if tile.swapped else (tile.group_m, tile.group_n)
-    return Wgmma(rows, columns, tile.block_k, dtype, b_major, tile.block_m, b_rows, tile.swapped)
+    instruction = Wgmma(rows, columns, tile.block_k, dtype, b_major, tile.block_m, b_rows, tile.swapped)
+    check_sums(sch, block, "float32")
+    return instruction
 
 
 def pipeline_warpgroups(
@@ -480,12 +499,14 @@ def pipeline_warpgroups(
     """Keep ``stages`` k tiles in shared memory, copies ahead of and ``in_flight`` multiplications behind the barrier.
 
     The module's text shows the loop and says why it is right. With two k tiles in all nothing is left in flight, since
-    that takes three stages. ``unroll_ring`` writes out a turn of the ring, so that stages are constant addresses; left
-    out, addresses take fewer registers, which tiles of three warpgroups need.
+    that takes three stages; a single one is copied and multiplied without a pipeline
+    (:func:`schedules.pipeline.one_barrier.meet_behind_copies`). ``unroll_ring`` writes out a turn of the ring, so that
+    stages are constant addresses; left out, addresses take fewer registers, which tiles of three warpgroups need.
 
     Raises
     ------
-    IllegalPipeline : for ``in_flight`` other than 0 or 1; for fewer stages than in_flight + 2.
+    IllegalPipeline : for ``in_flight`` other than 0 or 1; for fewer stages than in_flight + 2; for a single k tile that
+        TMA brings.
     """
     if in_flight not in (0, 1):
         raise IllegalPipeline(
@@ -499,10 +520,28 @@ def pipeline_warpgroups(
             limit=f"at least {in_flight + 2} stages",
             remedy="give more stages",
         )
+    if loop_extent(sch, k_outer) == 1:
+        return _single_tile(sch, k_outer)
     _retire_in(sch, k_outer, min(in_flight, loop_extent(sch, k_outer) - 2))
     return pipeline_loop(
         sch, k_outer, min(stages, loop_extent(sch, k_outer)), True, one_barrier=True, unroll_ring=unroll_ring
     )
+
+
+def _single_tile(sch: Schedule, k_outer: LoopRV) -> PipelinePlan:
+    """Let threads meet between the copies of a single k tile and its multiplication."""
+    statements = statements_under(sch, k_outer)
+    if has_boxes(sch, k_outer):
+        raise IllegalPipeline(
+            "a single k tile is no pipeline, which copies by TMA take",
+            loop=loop_name(sch, k_outer),
+            value=1,
+            limit="at least 2 k tiles",
+            remedy="pad the reduction to two k tiles, or let all threads copy (by_tma=False, stage_in_panels)",
+        )
+    meet_behind_copies(sch, k_outer, [at for at, statement in enumerate(statements) if statement.fills_shared])
+    names = tuple(statement.name for statement in statements_under(sch, k_outer))
+    return PipelinePlan(k_outer, 1, names, (), (), (), (), needs_pipeline=True)
 
 
 def multiply_by_wgmma(sch: Schedule, loops: WarpgroupLoops, instruction: Wgmma) -> SBlockRV:

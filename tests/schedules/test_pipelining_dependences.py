@@ -284,7 +284,7 @@ def test_other_arguments_are_refused_by_name(plain: tuple[Schedule, LoopRV], arg
     before = plain[0].mod["main"].script()
     (name,) = arguments
     for function in (infer_pipeline, pipeline_loop):
-        with pytest.raises(IllegalPipeline, match="stage count" if name == "stages" else name):
+        with pytest.raises(IllegalPipeline, match=name):
             function(*plain, **arguments)
     assert plain[0].mod["main"].script() == before
 
@@ -298,7 +298,7 @@ def test_what_is_no_schedule_and_no_loop_of_it_is_refused(plain: tuple[Schedule,
             lambda a: pipeline_loop(*a),
             lambda a: infer_pipeline(*a),
         ):
-            with pytest.raises(IllegalPipeline, match="one of its loops"):
+            with pytest.raises(IllegalPipeline, match="loop"):
                 call(arguments)
     sch.split(loop, [None, 2])
     with pytest.raises(IllegalPipeline, match="not in the schedule"):
