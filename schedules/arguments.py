@@ -49,6 +49,8 @@ class Arguments:
 
     def _first(self, kind: type, name: Callable[..., str]) -> str | None:
         """Return the name of the first block or loop among the arguments that the schedule has."""
+        if not isinstance(self.sch, Schedule):
+            return None
         for handle in (found for value in self.values.values() for found in handles_in(value)):
             if isinstance(handle, kind):
                 try:
@@ -157,7 +159,8 @@ def checked_arguments(
 ) -> Arguments:
     """Return a call's arguments; raise ``refusal`` for the first that is not what the function's annotations say.
 
-    TypeError where one is missing, or too many, as in any call.
+    Whole numbers and arrays of numpy and TVM become Python's numbers and lists. TypeError where an argument is missing,
+    or one too many, as in any call.
     """
     bound = inspect.signature(function).bind(*args, **named)
     bound.apply_defaults()
@@ -166,7 +169,17 @@ def checked_arguments(
     arguments = Arguments(function.__name__, values[first], values, refusal)
     for name, value in values.items():
         _check(arguments, name, value, hints[name])
+        values[name] = _as_python(value)
     return arguments
+
+
+def _as_python(value: Any) -> Any:
+    """Return Python's number for a whole one of numpy or TVM, a list for an array of theirs; all else as it is."""
+    if isinstance(value, tuple):
+        return tuple(map(_as_python, value))
+    if _is_sequence(value):
+        return [_as_python(each) for each in value]
+    return int(value) if _is_whole(value) else value
 
 
 def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
@@ -226,8 +239,12 @@ def _is_of(value: Any, hint: Any) -> bool:
     if get_origin(hint) in (typing.Union, types.UnionType):
         return any(_is_of(value, member) for member in get_args(hint))
     if get_origin(hint) in (tuple, list, Sequence):
-        return all(hasattr(value, each) for each in ("__len__", "__getitem__")) and not isinstance(value, NO_SEQUENCE)
+        return _is_sequence(value)
     return _is_whole(value) if hint is int else isinstance(value, hint)
+
+
+def _is_sequence(value: Any) -> bool:
+    return all(hasattr(value, each) for each in ("__len__", "__getitem__")) and not isinstance(value, NO_SEQUENCE)
 
 
 def _is_whole(value: Any) -> bool:
@@ -270,7 +287,7 @@ def _check_handle(arguments: Arguments, name: str, handle: SBlockRV | LoopRV, ki
     except IndexError:
         problem, value = f"{name} is a {what} of another schedule", "another schedule's"
     except ValueError:
-        problem, value = f"{name} is a {what} that the schedule has no more", f"a former {what}"
+        problem, value = f"{name} is a {what} that is not in the schedule any more", f"a former {what}"
     else:
         if kind is LoopRV or stmt.writes:
             return

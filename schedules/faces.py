@@ -71,7 +71,7 @@ def guarded(function: Callable[..., Any], refusal: type[IllegalSchedule]) -> Cal
         kept = _copy(arguments.sch)
         before = arguments.sch.mod
         try:
-            return function(*args, **named)
+            return function(**arguments.values)
         except Exception as error:
             restored = _restore(arguments.sch, kept, before)
             if _is_of_tvm(error):

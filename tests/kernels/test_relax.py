@@ -168,6 +168,7 @@ def test_known_rows_have_one_launch_or_none() -> None:
 OTHERS: dict[str, tuple[Callable[[], tirx.PrimFunc], str]] = {
     "operands of 32 bits": (lambda: product(300, 256, 128, dtype="float32"), "float32"),
     "results of 32 bits": (lambda: product(300, 256, 128, out="float32"), "float32"),
+    "sums of one step": (lambda: product(300, 256, 1), "0 such extents"),
     "rows of results that TMA cannot step over": (lambda: product(300, 252, 128), "252"),
 }
 

@@ -252,3 +252,28 @@ def test_vectors_are_as_wide_as_tvm_can_write_them(name: str) -> None:
         return widest_vector(sch, block, sch.get_loops(block)[-1])
 
     assert [width(dtype) for dtype in ("int8", "float8_e4m3fn")] == widths
+
+
+def test_rows_that_a_thread_copies_in_blocks_without_iterators_stay_synchronous() -> None:
+    @T.prim_func(s_tir=True)
+    def rows(x: T.Buffer((16, 64, 8), "float32"), y: T.Buffer((64,), "float32")):
+        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
+        near = T.sblock_alloc_buffer((64, 8), "float32", scope="shared")
+        for t in T.thread_binding(64, "threadIdx.x"):
+            for k in range(16):
+                for j in range(8):
+                    with T.sblock("copy"):
+                        T.reads(x[k, t, j])
+                        T.writes(near[t, j])
+                        near[t, j] = x[k, t, j]
+                with T.sblock("use"):
+                    T.reads(near[t, 0:8])
+                    T.writes(y[t])
+                    y[t] = near[t, 0] + near[t, 7]
+
+    sch = Schedule(rows)
+    loop = sch.get_loops(sch.get_sblock("copy"))[1]
+    with pytest.raises(IllegalPipeline, match="one after the other by one thread"):
+        pipeline_loop(sch, loop, 3, True)
+    assert pipeline_loop(sch, loop, 3).async_stages == ()
+    assert "cp.async" not in cuda_text(sch)

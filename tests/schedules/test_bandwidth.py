@@ -237,3 +237,18 @@ def test_stages_just_below_48_kib_leave_nothing_static_beside_them(columns: int,
     pipeline_loop(sch, spread.rows, 3)
     text = cuda_text(sch)
     assert bool(re.search(r"^\s*__shared__", text, re.M)) == static
+
+
+def test_a_stencil_is_no_elementwise_block() -> None:
+    x, n = te.placeholder((10**6,), "float32", "x"), 10**6
+
+    def element(i: tvm.tirx.Var) -> tvm.tirx.PrimExpr:
+        before, behind = (
+            tvm.tirx.if_then_else(inside, x[at], tvm.tirx.const(0, "float32"))
+            for inside, at in ((i > 0, i - 1), (i < n - 1, i + 1))
+        )
+        return before + x[i] + behind
+
+    sch = Schedule(te.create_prim_func([x, te.compute((n,), element, "y")]))
+    with pytest.raises(IllegalSchedule, match=r"v_i - 1.*one element"):  # or each thread keeps all of them
+        spread_elements(sch, sch.get_sblock("y"), TILE)

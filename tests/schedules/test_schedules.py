@@ -17,6 +17,7 @@ from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalSchedule, I
 from tensorir_ladder.schedules.inspection import loop_extent, loop_extents
 from tensorir_ladder.schedules.loops import (
     bind_elements,
+    bind_grid,
     bind_threads,
     end_within_tile,
     flatten_contraction,
@@ -24,17 +25,17 @@ from tensorir_ladder.schedules.loops import (
     tile_contraction,
     unroll_loop,
 )
-from tensorir_ladder.schedules.loops.tiling import bind_grid
 from tensorir_ladder.schedules.memory import (
     accumulate_in_registers,
     fetch_cooperatively,
     initialize_before,
     stage_in_shared,
 )
-from tensorir_ladder.schedules.pipeline import pipeline_loop, required_pass_config
-from tensorir_ladder.schedules.recipes import stage_contraction
+from tensorir_ladder.schedules.pipeline import pipeline_loop, required_pass_config, required_tir_pipeline
+from tensorir_ladder.schedules.recipes import stage_contraction, stage_for_warps
+from tensorir_ladder.schedules.rules import narrowed
 from tensorir_ladder.schedules.rules.contraction import Contraction
-from tensorir_ladder.schedules.tiles import ThreadTile
+from tensorir_ladder.schedules.tiles import ThreadTile, WarpTile
 from tensorir_ladder.schedules.workloads import Matmul, batched_matmul, conv2d_nhwc, gemm, matmul_bias_relu
 
 TILE = ThreadTile(block=(32, 64, 16), thread=(4, 4))
@@ -415,3 +416,38 @@ def test_steps_are_those_of_a_loop_s_tiles() -> None:
     loops = stage_contraction(sch, sch.get_sblock("matmul"), TILE).loops
     with pytest.raises(IllegalSchedule, match=r"not under.*pass the outer loop first"):
         end_within_tile(sch, loops.k_inner, loops.k_outer, 40)
+
+
+def test_a_bound_loop_keeps_its_binding() -> None:
+    sch = Schedule(Matmul(64, 64, 64).prim_func())
+    rows, *_ = sch.get_loops(sch.get_sblock("matmul"))
+    bind_grid(sch, [rows])
+    with pytest.raises(IllegalSchedule, match=r"blockIdx.x.*serial"):
+        unroll_loop(sch, rows)
+    assert sch.get(rows).thread_binding is not None
+
+
+def test_a_copy_by_more_threads_than_a_block_has_is_refused() -> None:
+    sch = Schedule(Matmul(64, 64, 64).prim_func())
+    block = sch.get_sblock("matmul")
+    outer, _ = sch.split(sch.get_loops(block)[2], [None, 16])
+    copy = stage_in_shared(sch, block, 0, outer)
+    with pytest.raises(IllegalSchedule, match=r"64 x 32.*1024"):
+        fetch_cooperatively(sch, copy, outer, (64, 32))
+
+
+@pytest.mark.parametrize("recipe", [stage_contraction, stage_for_warps])
+def test_symbolic_wide_extents_beside_narrow_ones_are_refused_with_what_makes_them_one(recipe) -> None:
+    def function() -> tvm.tirx.PrimFunc:
+        n = tvm.tirx.Var("n", "int64")
+        a, b = te.placeholder((64, 64), "float32", "A"), te.placeholder((64, n), "float32", "B")
+        k = te.reduce_axis((0, 64), "k")
+        return te.create_prim_func([a, b, te.compute((64, n), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), "C")])
+
+    tile = TILE if recipe is stage_contraction else WarpTile.parse("32x64x16/16x64/4x8/1")
+    sch = Schedule(function())
+    with pytest.raises(IllegalSchedule, match=r"n: int64.*narrowed"):
+        recipe(sch, sch.get_sblock("C"), tile)
+    made_one = Schedule(narrowed(function()))
+    recipe(made_one, made_one.get_sblock("C"), tile)
+    tvm.compile(made_one.mod, TARGET, tir_pipeline=required_tir_pipeline(made_one.mod))

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import tvm
 import tvm_ffi
+from tvm import te
 from tvm.s_tir import Schedule
 
 from support.cases import STEPS, config, make_case
@@ -24,8 +27,13 @@ from tensorir_ladder.schedules.isa import MMA, TF32, swizzled_piece
 from tensorir_ladder.schedules.loops import flatten_contraction, raster_blocks
 from tensorir_ladder.schedules.memory import swizzle_rows
 from tensorir_ladder.schedules.pipeline import check_pipeline, pipeline_loop
-from tensorir_ladder.schedules.tensor_cores import FRAGMENT, tensorize_contraction, use_instruction
-from tensorir_ladder.schedules.tiles import TensorCoreTile, ThreadTile
+from tensorir_ladder.schedules.tensor_cores import (
+    FRAGMENT,
+    stage_for_warpgroups,
+    tensorize_contraction,
+    use_instruction,
+)
+from tensorir_ladder.schedules.tiles import TensorCoreTile, ThreadTile, WarpgroupTile
 from tensorir_ladder.schedules.workloads import Matmul, batched_matmul, conv2d_nhwc, gemm, matmul_bias_relu
 from tensorir_ladder.steps import step8_tensor_cores as step8
 from tensorir_ladder.steps import step9_async_ring as step9
@@ -404,3 +412,42 @@ def test_kernels_are_right(step: int, variant: str, shape: tuple[int, int, int],
     for stages in (2, 3, 4) if step == 9 else (1,):
         kernel = build(step, shape, variant, layout=layout, dtype=dtype, stages=stages, arch=gpu_arch())
         assert verify(compiled(kernel, compiler), GpuBackend()).passed
+
+
+def summed(product: Callable[..., Any], reducer: Callable[..., Any] = te.sum, dtype: str = "float16") -> Schedule:
+    """A function that reduces ``product(A, B, i, j, k)`` over k in the block "C"."""
+    a, b, k = te.placeholder((64, 64), dtype, "A"), te.placeholder((64, 64), dtype, "B"), te.reduce_axis((0, 64), "k")
+    c = te.compute((64, 64), lambda i, j: reducer(product(a, b, i, j, k), axis=k), "C")
+    return Schedule(te.create_prim_func([a, b, c]))
+
+
+def wide(value: Any) -> Any:
+    return value.astype("float32")
+
+
+OTHER_SUMS: dict[str, tuple[Callable[[], Schedule], str]] = {
+    "B·A": (lambda: summed(lambda a, b, i, j, k: wide(b[k, j]) * wide(a[i, k])), "other order"),
+    "A·B·0.5": (lambda: summed(lambda a, b, i, j, k: wide(a[i, k]) * wide(b[k, j]) * 0.5), r"C \+= A \* B"),
+    "max-plus": (lambda: summed(lambda a, b, i, j, k: wide(a[i, k]) + wide(b[k, j]), te.max), r"C \+= A \* B"),
+    "products of halves": (lambda: summed(lambda a, b, i, j, k: wide(a[i, k] * b[k, j])), "products in float16"),
+    "sums of halves": (lambda: summed(lambda a, b, i, j, k: a[i, k] * b[k, j]), "sums in float16"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_SUMS)
+def test_what_tensor_cores_do_not_compute_is_refused_at_once(name: str) -> None:
+    make, reason = OTHER_SUMS[name]
+    sch = make()
+    with pytest.raises(IllegalSchedule, match=reason):
+        tensorize_contraction(sch, sch.get_sblock("C"), TILE)
+    with pytest.raises(IllegalSchedule, match=reason):
+        stage_for_warpgroups(sch, sch.get_sblock("C"), WarpgroupTile.parse("64x64x64/1x1"))
+
+
+def test_one_barrier_takes_fragments_that_are_loaded_by_hidden_reads() -> None:
+    sch = Schedule(Matmul(128, 128, 128, "float16").prim_func())
+    tensorized = tensorize_contraction(sch, sch.get_sblock("matmul"), TILE)
+    with pytest.raises(IllegalPipeline, match="hide_reads=True"):
+        pipeline_loop(sch, tensorized.loops.k_outer, 3, one_barrier=True)
+    pipeline_loop(sch, tensorized.loops.k_outer, 3)  # with TVM's own barriers
+    use_instruction(sch, tensorized.loops, tensorized.loads, tensorized.instruction)

@@ -476,3 +476,17 @@ def test_neighbouring_threads_store_neighbouring_pieces_of_a_row(width: int) -> 
     assert [first_element(number) for number in range(64)] == [
         (row, 8 * piece) for row, piece in (divmod(number, pieces) for number in range(64))
     ]
+
+
+@pytest.mark.parametrize(("k", "stages"), [(64, 4), (256, 3)])
+def test_a_schedule_is_lowered_for_the_target_that_has_its_instruction_alone(k: int, stages: int) -> None:
+    sch = Schedule(Matmul(64, 64, k, "float16").prim_func())
+    staged = stage_for_warpgroups(sch, sch.get_sblock("matmul"), SMALL)
+    plan = pipeline_warpgroups(sch, staged.loops.k_outer, stages)
+    assert plan.stages == (stages if k > 64 else 1)  # a single k tile is no pipeline
+    multiply_by_wgmma(sch, staged.loops, staged.instruction)
+    with tvm.transform.PassContext(config=plan.pass_config):
+        made = tvm.compile(sch.mod, HOPPER.target(), tir_pipeline=plan.tir_pipeline)
+        assert "wgmma.mma_async" in made.mod.imports[0].inspect_source()
+        with pytest.raises(RuntimeError, match=r"sm_86.*sm_90a"):
+            tvm.compile(sch.mod, machine_for("sm_86").target(), tir_pipeline=plan.tir_pipeline)

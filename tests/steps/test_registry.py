@@ -219,7 +219,7 @@ def loaded_by(*modules: str) -> list[str]:
 
 def test_step_5_stands_on_few_files() -> None:
     loaded = loaded_by("steps.step5_pipelining")
-    assert len(loaded) + 1 <= 20, loaded  # and the project's own __init__
+    assert len(loaded) + 1 <= 22, loaded  # and the project's own __init__
     assert {name.partition(".")[0] for name in loaded} == {"steps", "schedules"}
     assert [name for name in loaded if name.startswith("steps.step") and name != "steps.step"] == [
         "steps.step5_pipelining"
