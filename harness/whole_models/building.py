@@ -83,11 +83,11 @@ class RuleSet:
     name: str
     what: str
     machine: Callable[[Machine], Machine]
-    passes: Callable[[Target, _Watch], Pass]
+    passes: Callable[[Target, Watch], Pass]
 
 
-class _Watch:
-    """Notes the functions before and after rules schedule them, and which rule took which."""
+class Watch:
+    """Note a module's functions before and after rules schedule them, and which rule took which."""
 
     def __init__(self) -> None:
         self.before: dict[str, tirx.PrimFunc] = {}
@@ -129,7 +129,7 @@ class _Noting(ScheduleRule):
         return made
 
 
-def _stock_passes(target: Target, watch: _Watch) -> Pass:
+def _stock_passes(target: Target, watch: Watch) -> Pass:
     """TVM's own pipeline for CUDA (``relax.get_default_pipeline``), with its rules noting what they take."""
     passes = stock.library_dispatch_passes(target) + stock.legalize_passes(target)
     scheduling = passes[-1]
@@ -137,7 +137,7 @@ def _stock_passes(target: Target, watch: _Watch) -> Pass:
     return Sequential(passes + stock.dataflow_lower_passes(target) + stock.finalize_passes(target))
 
 
-def _ladder_passes(target: Target, _watch: _Watch) -> Pass:
+def _ladder_passes(target: Target, _watch: Watch) -> Pass:
     """Run what the README tells users to run before TVM's own pipeline, which finds nothing left to schedule."""
     import tensorir_ladder.schedules.rules  # noqa: F401 - registers the pipeline
 
@@ -172,7 +172,7 @@ def build(model: Model, value: int, rules: RuleSet, machine: Machine, compiler: 
     the rules and the compiler raise.
     """
     started = time.monotonic()
-    target, watch = rules.machine(machine).target(), _Watch()
+    target, watch = rules.machine(machine).target(), Watch()
     kept: dict[str, tirx.PrimFunc] = {}
 
     @tvm.transform.module_pass(opt_level=0, name="WholeModel")
@@ -214,15 +214,13 @@ def build(model: Model, value: int, rules: RuleSet, machine: Machine, compiler: 
     )
 
 
-def _described(
-    name: str, function: tirx.PrimFunc, watch: _Watch, target: Target, model: Model, failed: str
-) -> Function:
+def _described(name: str, function: tirx.PrimFunc, watch: Watch, target: Target, model: Model, failed: str) -> Function:
     before = watch.before[name]
     attention = str(before.attrs.get(BY, "")) == ATTENTION or _has_scores(before, model)
     return Function(name, _rule_of(before, function, watch, target) + failed, attention)
 
 
-def _rule_of(before: tirx.PrimFunc, function: tirx.PrimFunc, watch: _Watch, target: Target) -> str:
+def _rule_of(before: tirx.PrimFunc, function: tirx.PrimFunc, watch: Watch, target: Target) -> str:
     """Name who scheduled a function: what our rules left is asked of dlight's once more."""
     if before in watch.taken:
         return watch.taken[before]

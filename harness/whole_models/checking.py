@@ -48,7 +48,7 @@ def verify_model(
         error, limit = hold(partial(_into, on_the_cpu(module, ())), trial, backend)
         return Checked(error, limit, "by LLVM, as defined")
     built = build(model, value, rules, machine)
-    stand_in = Emulated(built, machine, emulator_seed)
+    stand_in = Emulated(built.fused, built.scheduled, rules.machine(machine), emulator_seed)
     running = on_the_cpu(built.fused, list(built.functions))
     trial = expected(model, backend, x, weights, built.sums)
     error, limit = hold(partial(_into, partial(running.instead, stand_in)), trial, backend)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,10 @@ from tvm.target import Target
 from tensorir_ladder.emulator import EmulatedProgram
 from tensorir_ladder.harness.execution import numpy_dtype
 from tensorir_ladder.harness.machines import Machine
-from tensorir_ladder.harness.whole_models.building import Built
 from tensorir_ladder.harness.whole_models.definitions import ENTRY
 from tensorir_ladder.kernels.codegen.host_code import read_host
 from tensorir_ladder.kernels.codegen.lowering import Generated, generate
+from tensorir_ladder.schedules.rules.rule import OPAQUE
 
 SKIP = 1  # what an instrument of TVM's virtual machine returns to have a call left out
 
@@ -49,9 +49,9 @@ class Call:
 class Running:
     """A built model on a device, as TVM's virtual machine runs it: ``running(x, *weights)`` returns the output."""
 
-    def __init__(self, executable: Any, functions: Sequence[str], device: Any) -> None:
+    def __init__(self, executable: Any, functions: Sequence[str], device: Any, entry: str = ENTRY) -> None:
         self.machine, self.functions = relax.VirtualMachine(executable, device), frozenset(functions)
-        self.run = self.machine[ENTRY]
+        self.run = self.machine[entry]
 
     def __call__(self, x: Any, *weights: Any) -> Any:
         return self.run(x, *weights)
@@ -100,9 +100,16 @@ def _nothing(*_arguments: Any) -> int:
     return 0
 
 
-def on_the_cpu(mod: tvm.IRModule, functions: Sequence[str]) -> Running:
-    """Build a module of operators, or of fused functions without a schedule, by LLVM."""
-    return Running(tvm.compile(mod, Target("llvm")), functions, tvm.cpu())
+def on_the_cpu(mod: tvm.IRModule, functions: Sequence[str], entry: str = ENTRY) -> Running:
+    """Build a module of operators, or of fused functions, by LLVM; ``functions`` do nothing, and wait for a stand-in.
+
+    Some of these could not be built: TVM's operators for a GPU bind threads.
+    """
+    mod = mod.clone()
+    for name in functions:
+        empty = mod[name].with_body(tirx.Evaluate(tirx.const(0, "int32")))
+        mod[name] = empty.with_attr("op_pattern", OPAQUE)
+    return Running(tvm.compile(mod, Target("llvm")), functions, tvm.cpu(), entry)
 
 
 def arrays(x: np.ndarray, weights: Mapping[str, np.ndarray]) -> list[Any]:
@@ -111,65 +118,76 @@ def arrays(x: np.ndarray, weights: Mapping[str, np.ndarray]) -> list[Any]:
 
 
 class Emulated:
-    """The kernels of a built model in the emulator: ``emulated(name, arguments)`` runs one function's on TVM's tensors.
+    """The kernels of a scheduled module in the emulator: ``emulated(name, arguments)`` runs one function's.
 
-    Outputs are filled with NaN before, so that what a kernel leaves out shows. Raises KernelFault; UnsupportedLaunch
+    ``fused`` is the module before rules see it. Arguments are TVM's tensors; outputs are poisoned before the run.
+    Raises KernelFault; UnsupportedLaunch
     for a function whose host code cannot be read.
     """
 
-    def __init__(self, built: Built, machine: Machine, seed: int = 0) -> None:
-        self.built, self.machine, self.seed = built, machine, seed
+    def __init__(self, fused: tvm.IRModule, scheduled: tvm.IRModule, machine: Machine, seed: int = 0) -> None:
+        self.fused, self.scheduled, self.machine, self.seed = fused, scheduled, machine, seed
         self.launched = 0
         self._generated: dict[str, tuple[tirx.PrimFunc, Generated]] = {}
 
     def __call__(self, name: str, arguments: Sequence[Any]) -> None:
         function, made = self._lowered(name)
-        arrays = [argument.numpy() for argument in arguments]
-        names, outputs = [str(parameter.name) for parameter in function.params], self._outputs(name)
-        for place in outputs:
-            arrays[place] = np.full_like(arrays[place], np.nan)
-        run = read_host(made.host, _extents(function, arrays))
+        given = dict(zip((str(parameter.name) for parameter in function.params), arguments))
+        arrays = {each: value.numpy() for each, value in given.items() if hasattr(value, "numpy")}
+        sizes = {each: value for each, value in given.items() if each not in arrays}
+        outputs = [each for each in self._outputs(name, list(given)) if each in arrays]
+        for each in outputs:
+            arrays[each] = _poisoned(arrays[each])
+        run = read_host(made.host, {**sizes, **_extents(function, given)})
         kept = tuple((buffer.shape, numpy_dtype(buffer.dtype)) for buffer in run.kept)
-        operands = tuple(each for place, each in enumerate(names) if place not in outputs)
-        all_names = (*names, *(buffer.buffer for buffer in run.kept))
+        operands = tuple(each for each in arrays if each not in outputs)
+        names = (*arrays, *(buffer.buffer for buffer in run.kept))
         resident = self.machine.multiprocessors
-        program = EmulatedProgram(name, made.cuda, run.launches, all_names, kept, resident, operands)
-        program(*arrays, seed=self.seed + self.launched)
+        program = EmulatedProgram(name, made.cuda, run.launches, names, kept, resident, operands)
+        program(*arrays.values(), seed=self.seed + self.launched)
         self.launched += len(run.launches)
-        for place in outputs:
-            arguments[place].copyfrom(arrays[place])
+        for each in outputs:
+            given[each].copyfrom(arrays[each])
 
     def _lowered(self, name: str) -> tuple[tirx.PrimFunc, Generated]:
         if name not in self._generated:
-            function = _distinct(self.built.scheduled[name])
+            function = _distinct(self.scheduled[name])
             module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
-            target = replace(self.machine, arch=self.built.arch).target()
-            self._generated[name] = function, generate(module, target, "s_tir")
+            self._generated[name] = function, generate(module, self.machine.target(), "s_tir")
         return self._generated[name]
 
-    def _outputs(self, name: str) -> list[int]:
-        """List the places of the parameters that a function writes to: the last, where it is a kernel's launch."""
-        function, written = self.built.fused[name], []
+    def _outputs(self, name: str, names: Sequence[str]) -> list[str]:
+        """List the parameters that a function writes to: the last, where it is a kernel's launch."""
+        function, written = self.fused[name], []
         tvm_ffi.structural_walk(function.body, (tirx.BufferStore, lambda store: written.append(store.buffer)))
         found = [
-            place
-            for place, parameter in enumerate(function.params)
+            own
+            for own, parameter in zip(names, function.params)
             if any(parameter.same_as(buffer) for buffer in written)
         ]
-        return found or [len(function.params) - 1]
+        return found or [names[-1]]
+
+
+def _poisoned(array: np.ndarray) -> np.ndarray:
+    """Make an array like one, of NaN or, of whole numbers, of all bits: what a kernel leaves out shows."""
+    return np.frombuffer(b"\xff" * array.nbytes, array.dtype).reshape(array.shape).copy()
 
 
 def _distinct(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Give each parameter a name of its own."""
-    renamed = {each: tirx.Var(f"{each.name}_{place}", each.ty) for place, each in enumerate(function.params)}
+    """Give each buffer a name of its own; what shapes are made of keeps its name."""
+    renamed = {
+        each: tirx.Var(f"{each.name}_{place}", each.ty) if hasattr(each.ty, "shape") else each
+        for place, each in enumerate(function.params)
+    }
     body = tvm_ffi.structural_map(function.body, (tirx.Var, lambda var: renamed.get(var, var)))
     return tirx.PrimFunc(list(renamed.values()), body, function.ret_type, attrs=function.attrs)
 
 
-def _extents(function: tirx.PrimFunc, arrays: Sequence[np.ndarray]) -> dict[str, int]:
+def _extents(function: tirx.PrimFunc, given: Mapping[str, Any]) -> dict[str, int]:
     return {
         extent.name: size
-        for parameter, array in zip(function.params, arrays)
-        for extent, size in zip(parameter.shape, array.shape)
+        for parameter, value in zip(function.params, given.values())
+        if hasattr(value, "shape")
+        for extent, size in zip(parameter.shape, value.shape)
         if isinstance(extent, tirx.Var)
     }
