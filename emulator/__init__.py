@@ -12,7 +12,7 @@ The text is compiled for the host (:mod:`.source`, :mod:`.ptx`, :mod:`.compiler`
 block's threads are fibers; :mod:`.execution` launches it. The runtime is in ``device/``: threads and blocks
 (``machine.h``, ``fibers.h``, ``runtime.cpp``), what they do together (``barriers.h``, ``warps.h``), ``mbarrier.h``,
 ``tma.h``, ``cp_async.h``, ``tensor_cores.h``, memories and who accessed them (``shared_memory.h``,
-``global_memory.h``, ``races.h``), and what a kernel's own text calls (``kernel.h``, ``types.h``).
+``global_memory.h``, ``races.h``), and what a kernel's own text calls (``kernel.h``, ``types.h``, ``functions.h``).
 
 What it models
 - Threads, warps, blocks, clusters. A seed draws who goes on at each barrier, and now and then in between: whole warps
@@ -27,6 +27,8 @@ What it models
   on), or at a drawn time, by ``seed % 3``; wgmma then reads its operands that late, too.
 - setmaxnreg: a thread's registers at launch, as ptxas takes them from launch bounds, and the block's pool, which has
   what warps gave back; a warp waits for what is not there.
+- Float32 as nvcc compiles it with ``--use_fast_math`` (TVM's default) or without: flushed subnormals, and division,
+  exp, log, pow, sin, cos, tan and tanh with a GPU's domains and errors (:mod:`.functions`; docs/method.md).
 - ldmatrix, stmatrix, mma.sync, wgmma with descriptors or with its first operand in registers, in the layouts of the PTX
   ISA; TF32 as the hardware cuts it.
 
@@ -60,8 +62,8 @@ What it does not
   apart, and a proxy fence is asked for only where the asynchronous proxy reads what ordinary stores wrote, not where it
   writes over what ordinary loads have read. Whether the CUDA compiler keeps wgmma's registers where they are is not
   its business either.
-- Sums are made in float32, one product after another: results differ from a GPU's in their last bits. Speed says
-  nothing.
+- Sums are made in float32, one product after another, and a product is rounded before it is added: results differ from
+  a GPU's in their last bits. Speed says nothing.
 
 A clean run says that for this shape and these seeds, indices, layouts, waits and barriers are right as far as the above
 goes. It does not prove other shapes. The layouts themselves (fragments, descriptors, swizzles, boxes and what is beyond
@@ -76,6 +78,7 @@ from tensorir_ladder.emulator.errors import (
     UnknownInstruction,
     UnknownLaunch,
     UnknownText,
+    WrongArray,
 )
 from tensorir_ladder.emulator.execution import Deeds, EmulatedProgram
 from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, PlainBuffer, TensorMap
@@ -92,5 +95,6 @@ __all__ = [
     "UnknownInstruction",
     "UnknownLaunch",
     "UnknownText",
+    "WrongArray",
     "find_host_compiler",
 ]

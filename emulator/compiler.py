@@ -70,10 +70,13 @@ def _device_digest() -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(DEVICE.iterdir()))).hexdigest()
 
 
-def kernel_library(text: str) -> Path:
-    """Build the shared library of a kernel's C++ text, or take it from the cache; :func:`load_library` loads it."""
+def kernel_library(text: str, fast_math: bool) -> Path:
+    """Build the shared library of a kernel's C++ text, or take it from the cache; :func:`load_library` loads it.
+
+    With ``fast_math``, float32 is what nvcc makes of it under ``--use_fast_math`` (``device/functions.h``).
+    """
     granule = _granule(text)
-    flags, runtime = (*KERNEL_FLAGS, *granule), str(_runtime(granule))
+    flags, runtime = (*KERNEL_FLAGS, *granule, f"-DEMU_FAST_MATH={int(fast_math)}"), str(_runtime(granule))
     # Without the C++ library: to look through its names takes as long as to compile a small kernel.
     linked = ("-shared", "-nodefaultlibs")
     return _kept(".kernel.so", text, (*flags, *linked), runtime, "-lm", "-lgcc", header_flags=flags)

@@ -23,6 +23,10 @@ class UnknownLaunch(EmulatorError):
     """A launch of a kind the emulator does not know."""
 
 
+class WrongArray(EmulatorError):
+    """An array of a call that a kernel's parameter cannot take: its dtype, size or layout, or that it is missing."""
+
+
 class KernelFault(RuntimeError):
     """A kernel did what CUDA does not define, or came to a standstill; ``kind`` names it, ``seed`` repeats it."""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,8 +14,8 @@ import ml_dtypes
 import numpy as np
 
 from tensorir_ladder.emulator.compiler import kernel_library, load_library, source_lines
-from tensorir_ladder.emulator.errors import KernelFault, UnknownLaunch
-from tensorir_ladder.emulator.source import host_text, launch_registers, parameters
+from tensorir_ladder.emulator.errors import KernelFault, UnknownLaunch, WrongArray
+from tensorir_ladder.emulator.source import has_doubles, host_text, launch_registers, parameters
 from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, PlainBuffer, Real, RowCount, TensorMap
 
 OPERAND, KEPT = 0, -1  # arrays that are only read, and memory between kernels; of others, bytes of an element
@@ -40,7 +41,7 @@ class _Launch(ctypes.Structure):
         ("block", ctypes.POINTER(ctypes.c_int)),
         *(
             (name, ctypes.c_int)
-            for name in ("cluster", "completion", "spurious", "overlaps", "arrays", "resident", "registers")
+            for name in ("cluster", "completion", "spurious", "overlaps", "arrays", "resident", "registers", "flushes")
         ),
         ("dynamic_bytes", ctypes.c_int64),
         ("seed", ctypes.c_uint64),
@@ -60,6 +61,11 @@ class Deeds(NamedTuple):
     accesses: int
 
 
+def tvm_uses_fast_math() -> bool:
+    """Tell if TVM gives nvcc ``--use_fast_math``: it does, unless ``TVM_CUDA_NVCC_NO_FAST_MATH`` is set."""
+    return not os.environ.get("TVM_CUDA_NVCC_NO_FAST_MATH")
+
+
 @dataclass(frozen=True)
 class EmulatedProgram:
     """CUDA text and what is launched of it, as a function of arrays on this machine.
@@ -67,7 +73,9 @@ class EmulatedProgram:
     ``label`` names it in messages; ``cuda`` is the kernels' text, ``launches`` run one after another, ``names`` are
     those of the arrays of a call, in order; behind these stand ``memory``, shapes and dtypes of what the kernels keep
     between them, where races are looked for. ``resident`` blocks may be alive together. Arrays that no kernel may write
-    to are named in ``operands``; in all others, an element is stored by one thread of a launch.
+    to are named in ``operands``; in all others, an element is stored by one thread of a launch. ``fast_math`` says if
+    float32 is as under nvcc's ``--use_fast_math``; the default is what TVM does, which the environment variable
+    ``TVM_CUDA_NVCC_NO_FAST_MATH`` turns off.
 
     Raises
     ------
@@ -81,6 +89,8 @@ class EmulatedProgram:
     memory: tuple[tuple[tuple[int, ...], np.dtype], ...] = ()
     resident: int = 1
     operands: tuple[str, ...] = ()
+
+    fast_math: bool = field(default_factory=tvm_uses_fast_math)
 
     def __post_init__(self) -> None:
         taken = parameters(self.cuda)
@@ -108,12 +118,12 @@ class EmulatedProgram:
 
     @cached_property
     def _text(self) -> str:
-        return host_text(self.cuda, {launch.kernel for launch in self.launches})
+        return host_text(self.cuda, {launch.kernel for launch in self.launches}, self.fast_math)
 
     @cached_property
     def library(self) -> Path:
         """The compiled kernels."""
-        return kernel_library(self._text)
+        return kernel_library(self._text, self.fast_math)
 
     @cached_property
     def _loaded(self) -> ctypes.CDLL:
@@ -126,14 +136,53 @@ class EmulatedProgram:
         """Run on copies of the arrays, and write these back.
 
         ``seed`` draws the order of threads, and when what runs beside them is done: at once, as late as it may be, or
-        drawn (seeds modulo 3). Returns what each launch's threads did. Raises KernelFault.
+        drawn (seeds modulo 3). Returns what each launch's threads did.
+
+        Raises KernelFault, also for an access beyond an array, and WrongArray for an array that is missing, of another
+        dtype than its kernels take, not contiguous, or read-only and no operand. Unsigned integers of a number's size
+        are its bits.
         """
+        self._check_arrays(arrays)
         memory = _Memory([*arrays, *(_kept(shape, dtype) for shape, dtype in self.memory)])
         deeds = tuple(self._run(launch, memory, seed, number) for number, launch in enumerate(self.launches))
-        for array, copy in zip(arrays, memory.views):
-            np.copyto(array, copy)
+        for name, array, copy in zip(self.names, arrays, memory.views):
+            if name not in self.operands:
+                np.copyto(array, copy)
         self._check_flags(memory, seed)
         return deeds
+
+    def _check_arrays(self, arrays: tuple[np.ndarray, ...]) -> None:
+        if len(arrays) != len(self._given):
+            raise WrongArray(
+                f"{self.label} takes {len(self._given)} arrays, {', '.join(self._given)}, and is given {len(arrays)}; "
+                "give one for each name, in this order"
+            )
+        for name, array in zip(self._given, arrays):
+            if not isinstance(array, np.ndarray):
+                raise WrongArray(f"{self.label}: {name} is a {type(array).__name__}; give a numpy array")
+            given = f"{self.label}: {name} is {array.dtype} of shape {array.shape}"
+            for dtype, where in self._wanted[name]:
+                if not _is_of(array.dtype, dtype):
+                    raise WrongArray(f"{given}, and {where} takes {dtype}; give an array of {dtype}, or its bits")
+            if not array.flags.c_contiguous:
+                raise WrongArray(f"{given} with strides {array.strides}; give np.ascontiguousarray of it")
+            if name not in self.operands and not array.flags.writeable:
+                raise WrongArray(
+                    f"{given} and read-only; give a copy, or name it in operands where no kernel stores to it"
+                )
+
+    @cached_property
+    def _wanted(self) -> dict[str, list[tuple[np.dtype, str]]]:
+        """For each array of a call, what the kernels take it for: a dtype, and where."""
+        taken, wanted = parameters(self.cuda), {name: [] for name in self.names}
+        for launch in self.launches:
+            for given, parameter in zip(launch.parameters, taken[launch.kernel]):
+                where = f"{parameter.name} of {launch.kernel}"
+                if isinstance(given, TensorMap):
+                    wanted[given.buffer].append((_numpy(given.dtype), where))
+                elif isinstance(given, PlainBuffer) and parameter.dtype:
+                    wanted[given.buffer].append((_numpy(parameter.dtype), where))
+        return wanted
 
     def _check_flags(self, memory: _Memory, seed: int) -> None:
         """Raise for flags, the whole numbers that kernels keep, that are not zeros again for the next call."""
@@ -163,6 +212,7 @@ class EmulatedProgram:
             len(memory.addresses),
             self.resident,
             launch_registers(self.cuda, launch.kernel),
+            self.fast_math and not has_doubles(self.cuda, launch.kernel),
             launch.shared_bytes,
             seed * 1000 + number,
             ctypes.addressof(memory.bases),
@@ -185,6 +235,16 @@ class EmulatedProgram:
 def _kept(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Make memory between kernels as it is before the first: numbers are poisoned, flags are down."""
     return np.zeros(shape, dtype) if np.issubdtype(dtype, np.integer) else np.full(shape, np.nan, dtype)
+
+
+def _numpy(dtype: str) -> np.dtype:
+    return np.dtype(getattr(ml_dtypes, dtype, dtype))
+
+
+def _is_of(given: np.dtype, wanted: np.dtype) -> bool:
+    """Tell if an array holds numbers of a dtype, or their bits."""
+    whole = "iub" if wanted.kind in "iub" else "u"
+    return given == wanted or (given.itemsize == wanted.itemsize and given.kind in whole)
 
 
 class _Memory:
@@ -215,9 +275,7 @@ def _value(given: TensorMap | PlainBuffer | Real | int, bases: dict[str, int]) -
     if isinstance(given, int):
         return ctypes.c_int64(given)
     if isinstance(given, Real):
-        return ctypes.create_string_buffer(
-            np.array(given.value, getattr(ml_dtypes, given.dtype, given.dtype)).tobytes()
-        )
+        return ctypes.create_string_buffer(np.array(given.value, _numpy(given.dtype)).tobytes())
     size, padding, extents = given.itemsize, [1] * (5 - len(given.sizes)), ctypes.c_int64 * 5
     groups = (given.sizes, (size, *given.strides), given.box)
     return _Map(

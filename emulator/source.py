@@ -10,6 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from tensorir_ladder.emulator.errors import UnknownText
+from tensorir_ladder.emulator.functions import unknown_calls
 from tensorir_ladder.emulator.ptx import translate_asm
 
 PREAMBLE_END = "#define ushort unsigned short\n#endif\n"
@@ -19,6 +20,30 @@ BOUNDS = r'extern "C" __global__ void __launch_bounds__\((\d+), *(\d+)\) {name}\
 REGISTER_CHANGE = re.compile(r"setmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32 (\d+)")
 BLOCK_REGISTERS, REGISTER_STEP = 65536, 8
 KERNEL_FILE = "kernel.cu"
+DIVISION = re.compile(r'("(?:[^"\\\n]|\\.)*")|(?<![/*])/(?![/*=]| *\d+\b(?!\.))')
+# What numpy, or ml_dtypes, calls the numbers that a parameter points to.
+DTYPES = {
+    "bool": "bool",
+    "char": "int8",
+    "signed char": "int8",
+    "uchar": "uint8",
+    "unsigned char": "uint8",
+    "short": "int16",
+    "ushort": "uint16",
+    "int": "int32",
+    "uint": "uint32",
+    "long long": "int64",
+    "half": "float16",
+    "__half": "float16",
+    "nv_bfloat16": "bfloat16",
+    "float": "float32",
+    "double": "float64",
+    "fp8_e4_t": "float8_e4m3fn",
+    "__nv_fp8_e4m3": "float8_e4m3fn",
+    "fp8_e5_t": "float8_e5m2",
+    "__nv_fp8_e5m2": "float8_e5m2",
+    **{f"{sign}int{bits}_t": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+}
 
 
 @dataclass(frozen=True)
@@ -27,6 +52,11 @@ class Parameter:
 
     type: str
     name: str
+
+    @property
+    def dtype(self) -> str | None:
+        """What it points to, as numpy names it; None where that has no dtype, as ``void``."""
+        return DTYPES.get(self.type.removesuffix("*").strip()) if self.type.endswith("*") else None
 
 
 def parameters(cuda: str) -> dict[str, tuple[Parameter, ...]]:
@@ -51,10 +81,17 @@ def launch_registers(cuda: str, kernel: str) -> int:
     return min(fit, max(asked, default=fit))
 
 
-def host_text(cuda: str, launched: Collection[str] | None = None) -> str:
+def has_doubles(cuda: str, kernel: str) -> bool:
+    """Tell if a kernel's text names float64."""
+    found = next(match for match in KERNEL.finditer(cuda) if match.group(1) == kernel)
+    return re.search(r"\bdouble", cuda[found.start() : cuda.find(KERNEL_END, found.end())]) is not None
+
+
+def host_text(cuda: str, launched: Collection[str] | None = None, fast_math: bool = True) -> str:
     """Make C++ text of all kernels, or of those launched, each with a function ``launch_NAME(void** arguments)``.
 
-    Raises UnknownText where the text does not begin as TVM's does, and what :func:`translate_asm` raises.
+    With ``fast_math``, the runtime divides. Raises UnknownText where the text does not begin as TVM's does or calls a
+    function that the emulator does not know, and what :func:`translate_asm` raises.
     """
     start = cuda.find(PREAMBLE_END)
     if start < 0:
@@ -63,6 +100,9 @@ def host_text(cuda: str, launched: Collection[str] | None = None) -> str:
         cuda = _only(cuda, launched)
     start += len(PREAMBLE_END)
     text = "\n" * cuda[:start].count("\n") + translate_asm(cuda[start:])
+    _check_calls(text)
+    if fast_math:
+        text = _divisions(text)
     for change in (_static_arrays, _dynamic_array, _poisoned_registers, _kernels_beginning):
         text = change(text)
     launches = "\n".join(_launch(name, found) for name, found in parameters(cuda).items())
@@ -85,6 +125,23 @@ def _only(cuda: str, launched: Collection[str]) -> str:
 def _parameter(text: str) -> Parameter:
     words = re.sub(r"\b(?:const|__restrict__|__grid_constant__)\b", " ", text).replace("*", " * ").split()
     return Parameter(" ".join(words[:-1]), words[-1])
+
+
+def _check_calls(text: str) -> None:
+    """Raise UnknownText for the first call of a function that neither the text nor the emulator has."""
+    for at, name in unknown_calls(text):
+        number = text.count("\n", 0, at) + 1
+        kernel = next((match.group(1) for match in reversed([*KERNEL.finditer(text, 0, at)])), "the text")
+        raise UnknownText(
+            f"{kernel} calls {name}, which the emulator does not know, in line {number}: "
+            f"{text.splitlines()[number - 1].strip()[:160]}; use one of those in docs/method.md, or add it to "
+            "emulator/functions.py and device/functions.h"
+        )
+
+
+def _divisions(text: str) -> str:
+    """Let the runtime divide (``emu::over``), except by whole numbers, where it makes no difference."""
+    return DIVISION.sub(lambda match: match.group(1) or "/ emu::over /", text)
 
 
 def _static_arrays(text: str) -> str:

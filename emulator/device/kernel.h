@@ -5,6 +5,9 @@
 #pragma once
 #include <cstddef>
 
+#ifdef EMU_FAST_MATH  // not for the runtime
+#include "functions.h"
+#endif
 #include "types.h"
 
 #define __device__
@@ -90,11 +93,6 @@ template <Type type, int depth, size_t A, size_t B>
 EMU_INLINE void mma(List<float*, 4> d, List<uint, A> a, List<uint, B> b, List<float, 4> c) {
   multiply_warp(type, depth, d.item, a.item, b.item, c.item);
 }
-// Flushing (ftz) takes subnormal numbers for 0, before and after.
-EMU_INLINE float flushed(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0, x) : x; }
-template <bool flushes> EMU_INLINE void ex2(float& to, float from) {
-  to = flushes ? flushed(exp2f(flushed(from))) : exp2f(from);
-}
 EMU_INLINE void cvt_rna_tf32(uint& to, uint from) { to = round_to_tf32(from); }
 EMU_INLINE void cvt_f16x2(uint& to, float high, float low) { to = __pack_half2(half(low), half(high)); }
 EMU_INLINE void cvt_bf16x2(uint& to, float high, float low) { to = __pack_nv_bfloat162(low, high); }
@@ -102,7 +100,7 @@ template <typename T> EMU_INLINE void add_pairs(uint& to, uint one, uint other) 
   T pairs[2][2];
   memcpy(pairs[0], &one, sizeof one);
   memcpy(pairs[1], &other, sizeof other);
-  const T sums[2] = {T(float(pairs[0][0]) + float(pairs[1][0])), T(float(pairs[0][1]) + float(pairs[1][1]))};
+  const T sums[2] = {pairs[0][0] + pairs[1][0], pairs[0][1] + pairs[1][1]};
   memcpy(&to, sums, sizeof to);
 }
 

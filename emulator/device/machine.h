@@ -24,6 +24,19 @@ enum Completion { EARLY, LATE, DRAWN };
 
 typedef uint32_t Clock;
 
+// While one lives, the processor flushes subnormal numbers to 0 (ftz), those of float64 as well, or does not. What it
+// computes must be loaded and stored while it lives.
+class Flushing {
+ public:
+  explicit Flushing(bool on) : before(__builtin_ia32_stmxcsr()) { set(on ? before | BOTH : before & ~BOTH); }
+  ~Flushing() { set(before); }
+
+ private:
+  static constexpr uint BOTH = 0x8040;  // of results, and of operands
+  static void set(uint mode) { asm volatile("ldmxcsr %0" : : "m"(mode) : "memory"); }
+  uint before;
+};
+
 // What is known to have happened in a cluster: for each of its agents, up to which of its clock's ticks. Agents are the
 // threads, and what runs beside them. `proxied` is what is visible to the asynchronous proxy, too.
 struct Knowledge {

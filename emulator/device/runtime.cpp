@@ -166,7 +166,7 @@ struct EmuLaunch {
   void (*kernel)(void**);
   void** arguments;
   const int *grid, *block;
-  int cluster, completion, spurious, overlaps, arrays, resident, registers;
+  int cluster, completion, spurious, overlaps, arrays, resident, registers, flushes;
   int64_t dynamic_bytes;
   uint64_t seed;
   uchar* const* bases;
@@ -178,6 +178,7 @@ struct EmuLaunch {
 extern "C" const char* emu_launch(const EmuLaunch* launch) {
   using namespace emu;
   machine = Machine();
+  Flushing mode(launch->flushes);
   if (!_setjmp(machine.launch)) {
     machine.code = *launch->code;
     machine.kernel = launch->kernel;

@@ -55,9 +55,10 @@ void store_matrices(uint address, const uint* from, int count, bool transposed) 
 
 struct Multiplication { Type type; int depth; float* const* d; const uint *a, *b; const float* c; };
 
-// 16 rows, 8 columns, `depth` steps. A register holds 32 bits of operands, along k: lane l those of row or column
+// 16 rows, 8 columns, `depth` steps; nothing is flushed. A register holds 32 bits of operands, along k: lane l those of row or column
 // l / 4. Registers of A go down 8 rows first, then on along k; those of B along k.
 inline void multiply_lanes(Multiplication* const* lanes) {
+  Flushing none(false);
   Type type = lanes[0]->type;
   int depth = lanes[0]->depth, size = type == TF32 ? 4 : 2, packed = 4 / size;
   float a[16][16], b[16][8];
@@ -137,6 +138,7 @@ inline const uchar* element_of_a(const WgmmaOperation& operation, const Block& b
 }
 
 inline void execute(WgmmaOperation& operation, const Block& block) {
+  Flushing none(false);
   const Wgmma& w = operation.instruction;
   Descriptor b(w.b);
   std::vector<float> left(64 * 16), right(size_t(16) * w.columns);

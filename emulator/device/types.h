@@ -38,11 +38,12 @@ inline float float_of(uint32_t bits) {
   return x;
 }
 
-// IEEE half to float: exponents are rebiased by a multiplication, which also makes subnormals right.
+// IEEE half to float. A kernel's float32 may be flushed, so that no step of it is subnormal.
 inline float half_to_float(uint16_t h) {
   uint32_t sign = uint32_t(h & 0x8000) << 16, rest = h & 0x7fff;
   if (rest >= 0x7c00) return float_of(sign | 0x7f800000 | (rest & 0x3ff) << 13);
-  return float_of(sign | bits_of(float_of(rest << 13) * 0x1p112f));
+  if (rest < 0x400) return float_of(sign | bits_of(float(rest) * 0x1p-24f));
+  return float_of(sign | ((rest << 13) + 0x38000000));
 }
 
 // Round to nearest, ties to even, as cvt.rn.f16.f32.
@@ -63,12 +64,25 @@ inline uint16_t float_to_bfloat16(float x) {
   return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+// bfloat16 to double and back: none of its numbers is subnormal there, as they are in float32, which may be flushed.
+inline double bfloat16_to_double(uint16_t b) {
+  if (b & 0x7f80) return double(bfloat16_to_float(b));
+  double size = (b & 0x7f) * 0x1p-133;
+  return b & 0x8000 ? -size : size;
+}
+
+inline uint16_t double_to_bfloat16(double x) {
+  if (!(fabs(x) < 0x1p-126)) return float_to_bfloat16(float(x));
+  return uint16_t((__builtin_signbit(x) ? 0x8000 : 0) | int(nearbyint(fabs(x) * 0x1p133)));
+}
+
 // Bytes of 8-bit floating point: a sign, ``exponent`` bits, the rest mantissa. e5m2 is the upper half of a float16; e4m3
 // has no infinity, and NaN is all ones alone.
 inline float e5m2_to_float(uint8_t x) { return half_to_float(uint16_t(x << 8)); }
 inline float e4m3_to_float(uint8_t x) {
   if ((x & 0x7f) == 0x7f) return float_of(0x7fffffff);
-  return float_of(uint32_t(x & 0x80) << 24 | bits_of(float_of(uint32_t(x & 0x7f) << 20) * 0x1p120f));
+  if (!(x & 0x78)) return float_of(uint32_t(x & 0x80) << 24 | bits_of(float(x & 0x7) * 0x1p-9f));
+  return float_of(uint32_t(x & 0x80) << 24 | ((uint32_t(x & 0x7f) << 20) + 0x3c000000));
 }
 
 // To the nearest such number, ties to even, and to the largest where it is beyond (saturating, as CUDA's constructors).
@@ -124,20 +138,45 @@ EMU_FP8(__nv_fp8_e5m2, e5m2)
 typedef __nv_fp8_e4m3 fp8_e4_t;
 typedef __nv_fp8_e5m2 fp8_e5_t;
 
+namespace emu {
+
+// The type in which numbers of 16 bits are added, multiplied, divided and compared before they are rounded.
+inline float widened(__half x) { return x; }
+inline double widened(nv_bfloat16 x) { return bfloat16_to_double(x.bits); }
+template <class T> T narrowed(float x) { return T(x); }
+template <class T> T narrowed(double x) {
+  T made;
+  made.bits = double_to_bfloat16(x);
+  return made;
+}
+
+}  // namespace emu
+
 // Half-precision arithmetic is rounded after every operation; the types must be known, for whole numbers convert too.
-template <class T> struct EmuHalfOnly {};
-template <> struct EmuHalfOnly<__half> { typedef __half type; };
-template <> struct EmuHalfOnly<nv_bfloat16> { typedef nv_bfloat16 type; };
-#define EMU_OPERATOR(op)                                                              \
-  template <class T> EMU_INLINE typename EmuHalfOnly<T>::type operator op(T x, T y) { \
-    return T(float(x) op float(y));                                                   \
+template <class T, class Made> struct EmuHalfOnly {};
+template <class Made> struct EmuHalfOnly<__half, Made> { typedef Made type; };
+template <class Made> struct EmuHalfOnly<nv_bfloat16, Made> { typedef Made type; };
+#define EMU_OPERATOR(op)                                                                 \
+  template <class T> EMU_INLINE typename EmuHalfOnly<T, T>::type operator op(T x, T y) { \
+    return emu::narrowed<T>(emu::widened(x) op emu::widened(y));                         \
   }
 EMU_OPERATOR(+)
 EMU_OPERATOR(-)
 EMU_OPERATOR(*)
 EMU_OPERATOR(/)
 #undef EMU_OPERATOR
-template <class T> EMU_INLINE typename EmuHalfOnly<T>::type operator-(T x) { return T(-float(x)); }
+#define EMU_OPERATOR(op)                                                                    \
+  template <class T> EMU_INLINE typename EmuHalfOnly<T, bool>::type operator op(T x, T y) { \
+    return emu::widened(x) op emu::widened(y);                                              \
+  }
+EMU_OPERATOR(==)
+EMU_OPERATOR(!=)
+EMU_OPERATOR(<)
+EMU_OPERATOR(<=)
+EMU_OPERATOR(>)
+EMU_OPERATOR(>=)
+#undef EMU_OPERATOR
+template <class T> EMU_INLINE typename EmuHalfOnly<T, T>::type operator-(T x) { return T(-float(x)); }
 
 typedef __half half;
 typedef nv_bfloat16 __nv_bfloat16;
@@ -212,42 +251,6 @@ EMU_INLINE nv_bfloat16 __float2bfloat16_rn(float x) { return nv_bfloat16(x); }
 EMU_INLINE float __bfloat162float(nv_bfloat16 x) { return x; }
 EMU_INLINE uint __pack_half2(half x, half y) { return uint(y.bits) << 16 | x.bits; }
 EMU_INLINE uint __pack_nv_bfloat162(nv_bfloat16 x, nv_bfloat16 y) { return uint(y.bits) << 16 | x.bits; }
-EMU_INLINE float rsqrtf(float x) { return 1 / sqrtf(x); }
-EMU_INLINE double rsqrt(double x) { return 1 / sqrt(x); }
-// CUDA's own in half precision: those that it has for both types, and those that TVM's text defines for half alone.
-#define EMU_HALF(name, of) EMU_INLINE half name(half x) { return half(of(float(x))); }
-#define EMU_MATH(name, of) \
-  EMU_HALF(name, of)       \
-  EMU_INLINE nv_bfloat16 name(nv_bfloat16 x) { return nv_bfloat16(of(float(x))); }
-EMU_MATH(hexp, expf)
-EMU_MATH(hexp2, exp2f)
-EMU_MATH(hexp10, exp10f)
-EMU_MATH(hlog, logf)
-EMU_MATH(hlog2, log2f)
-EMU_MATH(hlog10, log10f)
-EMU_MATH(hsqrt, sqrtf)
-EMU_MATH(hrsqrt, rsqrtf)
-EMU_MATH(hrcp, 1 /)
-EMU_MATH(hsin, sinf)
-EMU_MATH(hcos, cosf)
-EMU_MATH(htanh, tanhf)
-EMU_MATH(hfloor, floorf)
-EMU_MATH(hceil, ceilf)
-EMU_MATH(hrint, rintf)
-EMU_MATH(htrunc, truncf)
-EMU_MATH(__habs, fabsf)
-EMU_HALF(htan, tanf)
-EMU_HALF(hatan, atanf)
-EMU_HALF(herf, erff)
-EMU_INLINE half hpow(half x, half y) { return half(powf(x, y)); }
-#undef EMU_HALF
-#undef EMU_MATH
-template <class T> EMU_INLINE T max(T a, T b) { return a > b ? a : b; }
-template <class T> EMU_INLINE T min(T a, T b) { return a < b ? a : b; }
-EMU_INLINE float max(float a, float b) { return fmaxf(a, b); }  // of a number and NaN, the number
-EMU_INLINE float min(float a, float b) { return fminf(a, b); }
-EMU_INLINE double max(double a, double b) { return fmax(a, b); }
-EMU_INLINE double min(double a, double b) { return fmin(a, b); }
 
 // What cuTensorMapEncodeTiled encodes: element i of dimension d lies strides[d] bytes from element i - 1.
 struct CUtensorMap {

@@ -20,7 +20,9 @@ def run_text(
     blocks = (launch.get("cluster", 1), 1, 1)
     made = LaunchPlan("probe", tuple(map(PlainBuffer, names)), blocks, (threads, 1, 1), blocks, dynamic)
     program = EmulatedProgram("probe", PREAMBLE_END + helpers + kernel, (made,), names, operands=names[1:])
-    program(output, *inputs, seed=launch.get("seed", 0))
+    program(
+        output.view(np.uint32), *(array.reshape(-1).view(np.uint32) for array in inputs), seed=launch.get("seed", 0)
+    )
     return output
 
 
