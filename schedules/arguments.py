@@ -276,7 +276,7 @@ def _plain(hint: Any) -> str:
         return " | ".join(map(_plain, get_args(hint)))
     if get_origin(hint):
         return f"{get_origin(hint).__name__}[{', '.join(map(_plain, get_args(hint)))}]"
-    return {type(None): "None", Ellipsis: "..."}.get(hint) or getattr(hint, "__name__", str(hint))
+    return {type(None): "None", Ellipsis: "..."}.get(hint) or str(getattr(hint, "__name__", hint))
 
 
 def _check_handle(arguments: Arguments, name: str, handle: SBlockRV | LoopRV, kind: type) -> None:
