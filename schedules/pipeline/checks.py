@@ -19,6 +19,7 @@ from tensorir_ladder.schedules.inspection import (
     is_constant,
     is_one,
     is_true,
+    loop_extent,
     loop_name,
     loops_of,
     pipelined_loop_around,
@@ -75,7 +76,7 @@ def check_pipeline(
     statements = body.statements
     _check_regions(name, statements)
     check_statements(name, body)
-    _check_lists(name, statements, stage, order)
+    check_lists(name, statements, stage, order)
     for producer, consumer, buffer in _dependences(statements):
         _check_dependence(name, statements, stage, order, producer, consumer, buffer)
     kept = {str(buffer.name): count for buffer, count in body.stages(stage, order).items()}
@@ -219,7 +220,10 @@ def buffer_stages(sch: Schedule, loop: LoopRV, stage: Sequence[int], order: Sequ
     two would do but no writer stands before a reader of a later pipeline stage in the body, unless the writer asks
     for two (``double_buffer_scope``).
     """
-    return {str(buffer.name): count for buffer, count in LoopBody.of(sch, loop).stages(stage, order).items()}
+    loop_extent(sch, loop)  # a number, or it is refused
+    body = LoopBody.of(sch, loop)
+    check_lists(loop_name(sch, loop), body.statements, list(stage), list(order))
+    return {str(buffer.name): count for buffer, count in body.stages(stage, order).items()}
 
 
 def check_statements(name: str, body: LoopBody) -> None:
@@ -246,7 +250,8 @@ def check_statements(name: str, body: LoopBody) -> None:
         )
 
 
-def _check_lists(name: str, statements: list[Statement], stage: list[int], order: list[int]) -> None:
+def check_lists(name: str, statements: list[Statement], stage: list[int], order: list[int]) -> None:
+    """Raise IllegalPipeline for stages and orders that are not one for each statement, or have no meaning."""
     count, blocks = len(statements), [statement.name for statement in statements]
     for what, values in (("stage", stage), ("order", order)):
         if len(values) != count:

@@ -19,7 +19,7 @@ from tensorir_ladder.schedules.inspection import (
 from tensorir_ladder.schedules.isa import CP_ASYNC_BYTES
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.pipeline.async_copies import async_hazard, pads_integers
-from tensorir_ladder.schedules.pipeline.checks import buffer_stages
+from tensorir_ladder.schedules.pipeline.checks import buffer_stages, check_lists
 from tensorir_ladder.schedules.pipeline.one_barrier import declares_read, hides_reads, is_gate
 
 
@@ -94,12 +94,14 @@ def _not_pipelined(sch: Schedule, loop: LoopRV) -> str:
 
 
 def _annotated(sch: Schedule, loop: LoopRV) -> _Lists | None:
-    """Read a loop's annotations; None of a loop without any."""
+    """Read a loop's annotations, None of a loop without any; IllegalPipeline for lists that do not fit the loop."""
     annotations = sch.get(loop).annotations
     if "software_pipeline_stage" not in annotations:
         return None
     keys = (f"software_pipeline_{key}" for key in ("stage", "order", "async_stages"))
-    return _Lists(*([int(value) for value in annotations.get(key, [])] for key in keys))
+    lists = _Lists(*([int(value) for value in annotations.get(key, [])] for key in keys))
+    check_lists(loop_name(sch, loop), statements_under(sch, loop), lists.stage, lists.order)
+    return lists
 
 
 def _statement_table(statements: list[Statement], lists: _Lists, kept: dict[str, int]) -> str:

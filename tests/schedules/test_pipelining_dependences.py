@@ -17,7 +17,15 @@ from tvm.script import tirx as T
 from support.nests import ATTACKS, BEGIN, BROKEN, COPY, END, ONLINE, SUM, USE, nest
 from tensorir_ladder.harness.lab.nests import Nest, Outcome, draw, run_nests
 from tensorir_ladder.schedules.errors import IllegalPipeline
-from tensorir_ladder.schedules.pipeline import buffer_stages, check_pipeline, infer_pipeline, pipeline_loop
+from tensorir_ladder.schedules.pipeline import (
+    buffer_stages,
+    check_pipeline,
+    explain_pipeline,
+    infer_pipeline,
+    pipeline_loop,
+    pseudo_code,
+    time_table,
+)
 
 DRAWN = 50
 
@@ -391,3 +399,14 @@ def test_arrays_that_may_be_one_are_not_read_ahead_of_what_is_written(shifted: b
         pipeline_loop(sch, loop, 2)
     sch, loop = scheduled(made)
     assert pipeline_loop(sch, loop, 2).stage == (0, 1)
+
+
+@pytest.mark.parametrize("order", [None, [0, 0], [0, 1, 2]])
+def test_lists_that_do_not_fit_the_loop_are_not_explained(plain: tuple[Schedule, LoopRV], order: list[int]) -> None:
+    sch, loop = plain
+    sch.annotate(loop, "software_pipeline_stage", [0, 1])
+    if order:
+        sch.annotate(loop, "software_pipeline_order", order)
+    for show in (explain_pipeline, time_table, pseudo_code):
+        with pytest.raises(IllegalPipeline, match="order"):
+            show(sch, loop)
