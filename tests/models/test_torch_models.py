@@ -56,7 +56,7 @@ def test_models_are_right_on_the_gpu(name: str, form: str, record_property: Chec
         with torch.no_grad():
             allowed = Errors.of(made.module(*given), reference)
         found = Errors.of(run(inputs), reference)
-        record_property("ours, torch's", (found, allowed))
+        record_property("ours, torch's", f"{found} {allowed}")
         assert found.within(allowed, FACTOR), (found, allowed)
 
 
