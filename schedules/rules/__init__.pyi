@@ -27,12 +27,12 @@ from .ranges import by_extent as by_extent
 from .ranges import symbolic_extents as symbolic_extents
 from .ranges import unless_empty as unless_empty
 from .ranges import when as when
+from .relax_passes import ComputeInFloat32 as ComputeInFloat32
 from .relax_passes import DequantizeInProduct as DequantizeInProduct
 from .relax_passes import LegalizeScans as LegalizeScans
 from .relax_passes import ReadTransposed as ReadTransposed
 from .relax_passes import SimplifyShapes as SimplifyShapes
 from .relax_passes import WidenInRows as WidenInRows
-from .relax_passes import WidenPowers as WidenPowers
 from .relax_pipeline import fuse_operators as fuse_operators
 from .rows import Rows as Rows
 from .rule import Failure as Failure

@@ -11,6 +11,9 @@ from tvm.target import Target
 
 from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.errors import IllegalSchedule
+from tensorir_ladder.schedules.inspection import is_constant
+from tensorir_ladder.schedules.isa import WARP
+from tensorir_ladder.schedules.rules.computations import LEAVE, computations_of, same_number
 from tensorir_ladder.schedules.rules.contraction import Contraction
 from tensorir_ladder.schedules.rules.decode import Decode
 from tensorir_ladder.schedules.rules.elementwise import Elementwise
@@ -18,6 +21,7 @@ from tensorir_ladder.schedules.rules.fast_math import survive_fast_math
 from tensorir_ladder.schedules.rules.rows import Rows
 from tensorir_ladder.schedules.rules.rule import NotTaken, Rule
 from tensorir_ladder.schedules.rules.scans import Scan
+from tensorir_ladder.schedules.rules.vectors import product
 
 RULES: tuple[type[Rule], ...] = (Scan, Decode, Contraction, Rows, Elementwise)
 OLDEST = 80  # cp.async and mma.sync of float16, bfloat16 and TF32
@@ -43,18 +47,37 @@ def rules(target: Target | str | dict[str, object], machine: Machine | None = No
 
 
 class OfDlight(Rule):
-    """Guard one of dlight's rules as ours are: what it raises is logged, and the next rule takes the function."""
+    """Guard one of dlight's rules as ours are: what it raises is logged, and the next rule takes the function.
+
+    Its GEMV and Reduction are not asked for what they compute wrongly (``docs/tvm.md``): results that repeat what was
+    reduced and, by Reduction, rows shorter than a warp.
+    """
 
     def __init__(self, rule: ScheduleRule) -> None:
         self.rule, self.name = rule, f"dlight.gpu.{type(rule).__name__}"
 
     def take(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
         """Return a function as dlight schedules it; NotTaken where its rule does not."""
+        if isinstance(self.rule, dlight.gpu.GEMV | dlight.gpu.Reduction):
+            _check_reduction(func, WARP if isinstance(self.rule, dlight.gpu.Reduction) else 1)
         made = self.rule.apply(survive_fast_math(func), target, False)
         if made is None:
             raise NotTaken("dlight's rule is for other functions", remedy="leave it to the next rule")
         schedule = made[0] if isinstance(made, list) else made
         return schedule.mod[schedule.func_working_on]
+
+
+def _check_reduction(func: tirx.PrimFunc, shortest: int) -> None:
+    """Raise NotTaken for a function whose result repeats what it reduces, or that reduces less than ``shortest``."""
+    computations = computations_of(func)
+    result = product(computations[-1].buffer.shape)
+    for reduction in (computation for computation in computations if computation.reduction):
+        length = product([iterator.dom.extent for iterator in reduction.reduction])
+        if not same_number(product(reduction.buffer.shape), result):
+            raise NotTaken("a result that repeats what was reduced", block=reduction.name, remedy=LEAVE)
+        if is_constant(length) and int(length) < shortest:
+            limit = f"{shortest} elements or more"
+            raise NotTaken("short rows", block=reduction.name, value=str(length), limit=limit, remedy=LEAVE)
 
 
 def dlight_rules() -> tuple[OfDlight, ...]:

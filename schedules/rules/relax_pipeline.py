@@ -26,12 +26,12 @@ from tensorir_ladder.schedules.passes import on_functions
 from tensorir_ladder.schedules.rules.for_target import as_cuda, dlight_rules, dlight_target, rules
 from tensorir_ladder.schedules.rules.legalization import legalizations
 from tensorir_ladder.schedules.rules.relax_passes import (
+    ComputeInFloat32,
     DequantizeInProduct,
     LegalizeScans,
     ReadTransposed,
     SimplifyShapes,
     WidenInRows,
-    WidenPowers,
 )
 from tensorir_ladder.schedules.rules.rule import OPAQUE, Rule, functions_named, is_scheduled
 from tensorir_ladder.schedules.rules.tensor_intrinsics import import_quickly
@@ -104,7 +104,7 @@ def fuse_operators(target: Target, kernels: bool = False) -> Pass:
             *relax.pipeline.library_dispatch_passes(target),
             *([tensorir_ladder.FuseAttention(target)] if kernels else []),
             ReadTransposed(),
-            WidenPowers(),
+            ComputeInFloat32(),
             relax.transform.LegalizeOps(legalizations()),
             relax.transform.AnnotateTIROpPattern(),
             relax.transform.FoldConstant(),

@@ -168,6 +168,45 @@ def test_an_exception_in_dlight_leaves_the_function_to_its_next_rule(caplog: pyt
     assert check_function(before, function, TARGET).kernels
 
 
+@pytest.mark.emulator
+@pytest.mark.parametrize("channels", [(4, 5), (32, 64)])
+def test_a_result_that_repeats_a_sum_is_right_by_dlight(channels: tuple[int, int]) -> None:
+    """Its GEMV and Reduction store past what they allocate, or shuffle among threads that are not there."""
+    few, many = channels
+    mod = made_of(
+        {"x": ((1, many, 3, 7), "float16"), "s": ((1, few, 1, 1), "float16"), "w": ((many, few, 1, 1), "float16")},
+        lambda x, s, w: relax.op.multiply(x, relax.op.sigmoid(relax.op.nn.conv2d(s, w))),
+    )
+    with failures_kept():
+        ((_, function),) = functions_of(relax.get_pipeline("tensorir_ladder", target=TARGET)(mod)).items()
+    ((_, before),) = functions_of(fuse_operators(TARGET)(mod)).items()
+    assert check_function(before, function, TARGET).kernels
+
+
+@pytest.mark.emulator
+def test_batch_norms_of_float16_round_once() -> None:
+    """TVM's own legalization makes float32 of them, and refuses what comes behind."""
+    vector, random = ((8,), "float16"), np.random.default_rng(3)
+    shapes = {"x": ((2, 4, 5, 5), "float16"), "k": ((8, 4, 1, 1), "float16")} | dict.fromkeys("gbmv", vector)
+
+    def body(x: relax.Expr, k: relax.Expr, *vectors: relax.Expr) -> relax.Expr:
+        made = relax.op.nn.batch_norm(relax.op.nn.conv2d(x, k), *vectors, axis=1, epsilon=1e-5, training=False)
+        return relax.op.nn.relu(relax.TupleGetItem(made, 0))
+
+    mod = tvm.IRModule({"main": made_of(shapes, body)["forward"].with_attr("global_symbol", "main")})
+    made = relax.get_pipeline("tensorir_ladder", target=TARGET)(mod)
+    given = [random.standard_normal(shape).astype(dtype) for shape, dtype in shapes.values()]
+    given[-1] = np.abs(given[-1])
+    (found,) = EmulatedModule(made, TARGET)(given)
+    x, k, gamma, beta, mean, variance = (array.astype("float64") for array in given)
+    product = np.einsum("nihw,oi->nohw", x, k[:, :, 0, 0]).astype("float16").astype("float64")
+    g, b, m, v = (vector[:, None, None] for vector in (gamma, beta, mean, variance))
+    right = np.maximum((product - m) / np.sqrt(v + 1e-5) * g + b, 0)
+    # One rounding of the product, and one of the result; float32 adds next to nothing.
+    allowed = 2.0**-11 * (2 * np.abs(product * g / np.sqrt(v + 1e-5)) + right) + 1e-5
+    assert (np.abs(found - right) <= allowed).all()
+
+
 class Damaging(dlight.gpu.Fallback):
     """Changes a schedule of the function, then fails."""
 

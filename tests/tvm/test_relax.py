@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from unittest import mock
 
 import pytest
@@ -89,6 +90,21 @@ class SqueezeAndExcitation:
 
 
 @I.ir_module
+class SqueezeAndExcitationOfOne:
+    @R.function
+    def main(
+        x: R.Tensor((1, 4, 1, 1), "float32"),
+        w: R.Tensor((5, 4, 1, 1), "float32"),
+        image: R.Tensor((1, 5, 8, 8), "float32"),
+    ) -> R.Tensor((1, 5, 8, 8), "float32"):
+        with R.dataflow():
+            weights = R.sigmoid(R.nn.conv2d(x, w))
+            y = R.multiply(image, weights)
+            R.output(y)
+        return y
+
+
+@I.ir_module
 class CausalConvolution:
     @R.function
     def main(x: R.Tensor((1, 256, 16), "float16"), w: R.Tensor((256, 1, 4), "float16")) -> R.Tensor(
@@ -124,6 +140,13 @@ def test_an_adaptive_pool_is_no_kernel() -> None:
 def test_a_convolution_of_one_pixel_fails_in_dlight() -> None:
     said = failure(lambda: relax.build(SqueezeAndExcitation, HOPPER))
     still("consumers of the cache-write stage" in said, "schedules/rules/for_target.py")
+
+
+def test_a_product_with_an_image_goes_past_shared_memory_in_dlight() -> None:
+    """Five channels, sixteen threads along them, and no condition on the store but for the threads of each sum."""
+    text = kernels(SqueezeAndExcitationOfOne)
+    (guard,) = re.findall(r"if \((.*)\) \{\n *\w+_shared\w*\[\(\(int\)threadIdx\.y\)\] = red_buf0", text)
+    still(re.search(r"_shared\w*\[5\]", text) and "threadIdx.y" not in guard, "schedules/rules/for_target.py")
 
 
 def test_a_slice_behind_a_convolution_fails_in_dlight() -> None:
