@@ -210,7 +210,7 @@ class _Case:
     def _is_approximate(self) -> bool:
         """Tell if the function calls what fast mathematics approximates, or divides by other than powers of two."""
         divisors = [divided.b for divided in _found(self.function, tirx.Div) if "float" in str(divided.ty.dtype)]
-        values = [float(getattr(by, "value", 0.0)) for by in divisors]
+        values = [float(by.value) if isinstance(by, tirx.FloatImm) else 0.0 for by in divisors]
         return self._calls() or any(abs(math.frexp(value)[0]) != 0.5 for value in values)
 
     def _calls(self, name: str | None = None) -> bool:

@@ -27,8 +27,7 @@ from tensorir_ladder.harness.lab.workers import Tell
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.kernels.codegen.arithmetic import evaluate
 from tensorir_ladder.schedules.errors import IllegalSchedule
-from tensorir_ladder.schedules.rules import Rule, fuse_operators, rules
-from tensorir_ladder.schedules.rules.relax_pipeline import pipeline
+from tensorir_ladder.schedules.rules import Rule, fuse_operators, pipeline, rules
 from tensorir_ladder.schedules.rules.rule import BY, failures_kept, is_scheduled
 
 TOGETHER = 10  # draws that a process runs before it reports

@@ -392,7 +392,12 @@ def _roles(body: LoopBody, loop: str) -> tuple[str, ...]:
             feeds_copy = any(_feeds(statement, later) for later in copies if later is not statement)
             roles.append("load" if feeds_copy and not statement.fills_shared else "copy")
         elif "compute" in fed_by or "epilogue" in fed_by:
-            needed_now = _reads_any(statement, carried) or _holds_copies(statement, statements, copies)
+            now = [
+                value
+                for value in carried
+                if not statement.accumulates or _is_written_by_others(value, statement, statements)
+            ]
+            needed_now = _reads_any(statement, now) or _holds_copies(statement, statements, copies)
             roles.append("compute" if needed_now else "epilogue")
         elif (fed_by or not statement.reads) and not statement.accumulates and _is_used(statement, statements):
             roles.append("transform")
@@ -455,6 +460,10 @@ def _holds_copies(statement: Statement, statements: list[Statement], copies: lis
     later = statements[statements.index(statement) + 1 :]
     reads_copy = any(_feeds(copy, statement) for copy in copies)
     return reads_copy or any(_feeds(statement, user) and _holds_copies(user, statements, copies) for user in later)
+
+
+def _is_written_by_others(buffer: tirx.Var, statement: Statement, statements: list[Statement]) -> bool:
+    return any(other.writes_buffer(buffer) for other in statements if other is not statement)
 
 
 def _reads_any(statement: Statement, buffers: list[tirx.Var]) -> bool:

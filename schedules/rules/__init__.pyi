@@ -34,6 +34,7 @@ from .relax_passes import ReadTransposed as ReadTransposed
 from .relax_passes import SimplifyShapes as SimplifyShapes
 from .relax_passes import WidenInRows as WidenInRows
 from .relax_pipeline import fuse_operators as fuse_operators
+from .relax_pipeline import pipeline as pipeline
 from .rows import Rows as Rows
 from .rule import Failure as Failure
 from .rule import NotTaken as NotTaken

@@ -473,7 +473,8 @@ def test_either_kind_alone_makes_a_page(tmp_path, part):
 
 
 def test_an_empty_folder_gives_nothing_and_says_so(tmp_path, capsys):
-    assert main(["page", "--results", str(tmp_path)]) == 0
+    assert main(["page", "--results", str(tmp_path)]) == 2
+    assert str(tmp_path) in capsys.readouterr().err
     assert main(["sweep", "--json", "--results", str(tmp_path)]) == 0
     assert json.loads(capsys.readouterr().out) == []
     assert main(["sweep", "--results", str(tmp_path)]) == 2

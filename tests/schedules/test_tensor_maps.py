@@ -406,7 +406,8 @@ def test_a_copy_to_registers_is_refused() -> None:
     rows, k = sch.get_loops(block)
     k_outer, k_inner = sch.split(k, [None, 24])
     sch.reorder(k_outer, rows, k_inner)
-    copy = stage_in_shared(sch, block, 0, k_outer, "local")
+    copy = sch.cache_read(block, 0, "local")
+    sch.compute_at(copy, k_outer)
     with pytest.raises(IllegalSchedule, match="from and to other memory"):
         fetch_by_tma(sch, copy, k_outer)
 
