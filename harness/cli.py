@@ -12,6 +12,7 @@ import io
 import os
 import re
 import shlex
+import shutil
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -153,11 +154,30 @@ class Parser(argparse.ArgumentParser):
 
     def print_help(self, file: Any = None) -> None:
         """See argparse, which hides that it could not."""
-        print(self.format_help(), end="")
+        print(as_typed(self.format_help()), end="")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         """See argparse."""
         raise _Done
+
+
+def as_typed(text: str) -> str:
+    """Write commands in a text as they can be typed where the program was started.
+
+    ``ladder diff 4 5`` stays itself where the environment is active, and else becomes ``.venv/bin/ladder diff 4 5``.
+    """
+    names = "|".join(COMMANDS)
+    text = re.sub(rf"(?<![\w/.-])ladder(?= (?:{names})\b)", lambda _: _program("ladder"), text)
+    return re.sub(r"(?<![\w/.-])python(?= steps/)", lambda _: _program("python"), text)
+
+
+def _program(name: str) -> str:
+    """Name a program of this environment: by itself where the shell finds it, else by its path from here."""
+    own, found = Path(sys.executable).with_name(name), shutil.which(name)
+    if not own.exists() or (found and Path(found).parent.samefile(own.parent)):
+        return name
+    here = Path.cwd()
+    return shlex.quote(str(own.relative_to(here) if own.is_relative_to(here) else own))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -257,7 +277,7 @@ def _end(error: BaseException) -> int:
     except OSError:  # what it still holds is dropped, or Python would fail again when it ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if text and sys.stderr:
-        line = " ".join(text.split())
+        line = " ".join(as_typed(text).split())
         if len(line) > LONGEST_LINE:
             line = f"{line[: LONGEST_LINE // 2]} … {line[-LONGEST_LINE // 2 :]}"
         with suppress(OSError):  # where nothing can be said, the exit status says it

@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from tensorir_ladder.harness.cli import COMMANDS, STATUS, Parser, guarded
+from tensorir_ladder.harness.cli import COMMANDS, STATUS, Parser, as_typed, guarded
 from tensorir_ladder.harness.commands import DIFFERENT
 from tensorir_ladder.harness.commands.values import numbers
 from tensorir_ladder.harness.records import KINDS, RESULTS, read_places
@@ -121,7 +121,7 @@ def _table(options: argparse.Namespace, paths: Paths) -> int:
         raise UsageError(f"no records{f' of step {options.step}' if options.step else ''} in {paths.results}")
     _print_tables(all_tables(results), options.markdown)
     if swept := len(product_sweeps(results)):
-        print(f"{swept} stage sweeps are not among these: ladder stages")
+        print(as_typed(f"{swept} stage sweeps are not among these: ladder stages"))
     return 0
 
 
@@ -234,7 +234,7 @@ def _readme(options: argparse.Namespace, paths: Paths) -> int:
 def _check(options: argparse.Namespace, paths: Paths) -> int:
     problems = findings(paths)
     if problems:
-        print("\n".join(problems))
+        print(as_typed("\n".join(problems)))
         return DIFFERENT
     results = load(paths.results)
     for record in results.calibrations:

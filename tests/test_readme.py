@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,9 @@ from tensorir_ladder.steps.registry import find_steps
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+BIN = Path(sys.executable).parent
+BARE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+TEMPLATES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "reports" / "templates").rglob("*.j2"))
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")))
 
 
@@ -36,16 +43,45 @@ def test_quick_start_is_two_lines():
     section = README.split("## Quick start")[1].split("\n## ")[0]
     commands = [line for block in re.findall(r"```bash\n(.*?)```", section, re.S) for line in block.splitlines()]
     assert len(commands) == 2
-    assert all(command.startswith("python3 -m venv .venv && ") for command in commands)
+    assert all(command.startswith("python3 -m venv .venv && . .venv/bin/activate && ") for command in commands)
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_commands_name_real_subcommands_and_options(page: str) -> None:
-    from tensorir_ladder.harness.cli import parse
+@pytest.mark.skipif(not (BIN / "activate").exists(), reason="runs in no virtual environment")
+def test_the_quick_start_leaves_the_shell_with_what_the_pages_type() -> None:
+    """The quick start activates the environment; ``ladder`` and ``pip`` are then typed as they stand on the pages."""
+    shell = f". {shlex.quote(str(BIN / 'activate'))} && ladder list >/dev/null && command -v ladder python pip"
+    done = subprocess.run(["bash", "-c", shell], env={"PATH": BARE_PATH}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert {Path(line).parent for line in done.stdout.split()} == {BIN}
 
-    for command in re.findall(r"`ladder ([^`\n]*)`", (ROOT / page).read_text(encoding="utf-8")):
-        if not re.search(r"RECORD|FILE|--help|…", command):
-            parse(command.split())
+
+@pytest.mark.skipif(not (BIN / "ladder").exists(), reason="the project is not installed where Python is")
+def test_what_a_step_proposes_can_be_typed_where_nothing_is_activated(tmp_path: Path) -> None:
+    """From the project's folder, and from another one."""
+    for folder in (ROOT, tmp_path):
+        given = {"cwd": folder, "env": {"PATH": BARE_PATH, "HOME": str(tmp_path)}, "capture_output": True, "text": True}
+        step = [sys.executable, str(ROOT / "steps/step4_vectorization.py"), "--shape", "32x32x32", "--on", "llvm"]
+        done = subprocess.run(step, **given)
+        assert done.returncode == 0, done.stderr
+        proposed = re.findall(r"^  (\S.*?)  ", done.stdout.partition("next:")[2], re.M)
+        assert len(proposed) == 2
+        for command in proposed:
+            assert subprocess.run(["bash", "-c", command], **given).returncode == 0, command
+
+
+@pytest.mark.parametrize("page", [*(page for page in PAGES if page != "CHANGELOG.md"), *TEMPLATES])
+def test_commands_are_understood_as_they_are_shown(page: str) -> None:
+    """Commands in the text, in blocks of code, in the site's templates and in what it proposes to type."""
+    from tensorir_ladder.harness.cli import COMMANDS, parse
+
+    text = html.unescape((ROOT / page).read_text(encoding="utf-8"))
+    blocks = "\n".join(re.findall(r"```(?:bash|text)?\n(.*?)```", text, re.S))
+    shown = re.findall(r"`(ladder [^`]*)`|<code>(ladder [^<]*)</code>|\"(ladder [^\"]*)\"", text)
+    lines = re.findall(r"^ *(ladder .*?)(?:  .*)?$", blocks, re.M)
+    for command in [*("".join(found) for found in shown), *lines]:
+        words = shlex.split(command, comments=True)
+        if words[1] in COMMANDS and not re.search(r"FILE|FOLDER|--help|…|\$|{{", command):
+            parse(words[1:])
 
 
 def test_the_steps_table_says_what_the_steps_take():

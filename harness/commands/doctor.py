@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from tensorir_ladder import emulator
 from tensorir_ladder.harness import execution
+from tensorir_ladder.harness.cli import as_typed
 from tensorir_ladder.harness.commands import BAD_INPUT
 from tensorir_ladder.harness.commands.printing import console, new_table
 from tensorir_ladder.harness.models.rate_files import rates_of
@@ -37,7 +38,7 @@ def add_options(_parser: argparse.ArgumentParser) -> None:
 
 def run(_options: argparse.Namespace, _command: str) -> int:
     """Print what was found; exit status 2 where what every command needs is not as it must be."""
-    base, wheels, toolkit = _pinned(), f"pip install '{OWN}[cuda]'", "install NVIDIA's CUDA toolkit"
+    base, wheels, toolkit = _pinned(), toolchain.INSTALL_HINT, "install NVIDIA's CUDA toolkit"
     programs = [
         _program("cuobjdump", "--show sass", wheels),
         _program("nvdisasm", "--show sass", wheels),
@@ -61,7 +62,7 @@ def _pinned() -> list[Finding]:
             installed = version(name)
         except PackageNotFoundError:
             installed = "nothing"
-        remedy = "" if installed == pin else f"pip install {name}=={pin}"
+        remedy = "" if installed == pin else f".venv/bin/python -m pip install {name}=={pin}"
         found.append(Finding(name, installed, f"everything, in {pin}", remedy))
     return found
 
@@ -74,7 +75,7 @@ def _host_compiler() -> Finding:
 def _compiler() -> Finding:
     compiler, needed = toolchain.find_compiler(), "compile, depth, registers and occupancy; every GPU run"
     if compiler is None:
-        return Finding("CUDA compiler", "none", needed, f"pip install '{OWN}[cuda]'")
+        return Finding("CUDA compiler", "none", needed, toolchain.INSTALL_HINT)
     try:
         return Finding("CUDA compiler", f"nvcc {compiler.version} ({compiler.origin})", needed)
     except toolchain.NoCompiler as broken:
@@ -91,7 +92,8 @@ def _torch() -> Finding:
     try:
         found = version("torch")
     except PackageNotFoundError:
-        return Finding("torch", "none", "every GPU run; kernels.matmul", f"pip install '{OWN}[gpu]'")
+        remedy = ".venv/bin/python -m pip install -e '.[gpu]'"
+        return Finding("torch", "none", "every GPU run; kernels.matmul", remedy)
     return Finding("torch", found, "every GPU run; kernels.matmul")
 
 
@@ -102,7 +104,7 @@ def _gpu() -> Finding:
     machine = execution.gpu_machine()
     measured = rates_of(machine.arch, machine.gpu) is not None
     found = f"{machine.gpu}, {machine.arch}, {machine.multiprocessors} multiprocessors"
-    return Finding("GPU", found, needed, "" if measured else "no rates for predictions: ladder microbench")
+    return Finding("GPU", found, needed, "" if measured else as_typed("no rates for predictions: ladder microbench"))
 
 
 def _cache() -> Finding:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tensorir_ladder.harness.cli import as_typed
 from tensorir_ladder.harness.commands.options import UsageError, add_revision
 from tensorir_ladder.harness.commands.printing import progress
 from tensorir_ladder.harness.environment import MEASURING_SOURCES, ROOT, sources_digest, tree_state
@@ -100,7 +101,8 @@ def run_and_record(drawn: Drawn, options: argparse.Namespace, command: str, emul
         drawn, options, lambda found: record_of(drawn, options, command, found, time.monotonic() - started), emulate
     )
     for bad in record.bad:
-        print(f"{bad.what}: {bad.text}\n  ladder {drawn.command} --seed {options.seed} --only {bad.number}")
+        again = as_typed(f"ladder {drawn.command} --seed {options.seed} --only {bad.number}")
+        print(f"{bad.what}: {bad.text}\n  {again}")
     return record
 
 

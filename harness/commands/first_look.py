@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tensorir_ladder.harness.build import Case, Kernel
+from tensorir_ladder.harness.cli import as_typed
 from tensorir_ladder.harness.explain import pipelined_loops, why
 from tensorir_ladder.harness.records import RESULTS, Record, newest, read_places
 from tensorir_ladder.schedules.pipeline.explain import time_table
@@ -26,12 +27,12 @@ def print_opening(kernel: Kernel) -> None:
 def print_closing(kernel: Kernel) -> None:
     """Print what the code is, what was recorded of the case on GPUs that have records, and three commands."""
     case = kernel.case
-    print(f"\n{why(kernel)}")
+    print(f"\n{as_typed(why(kernel))}")
     for line in _recorded(case):
         print(line)
     print("\nnext:")
     for command, what in _next(case):
-        print(f"  {command:<48}{what}")
+        print(f"  {as_typed(command):<46}  {what}")
 
 
 def _recorded(case: Case) -> list[str]:

@@ -12,6 +12,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from tensorir_ladder.harness.build import Kernel
+from tensorir_ladder.harness.cli import as_typed
 from tensorir_ladder.harness.explain import why
 from tensorir_ladder.harness.listings import FORMS, LANGUAGES, text_of
 from tensorir_ladder.harness.models.time import ceiling_share, predict_tile
@@ -20,7 +21,7 @@ from tensorir_ladder.harness.records import Peer, Record, shape_text
 
 def warn(text: str) -> None:
     """Print a warning, apart from the results."""
-    print(f"warning: {text}", file=sys.stderr)
+    print(f"warning: {as_typed(text)}", file=sys.stderr)
 
 
 def console() -> Console:

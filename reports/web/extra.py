@@ -7,7 +7,7 @@ from types import ModuleType
 
 from tensorir_ladder.reports.selection import UsageError
 
-EXTRA = "pip install 'tensorir-ladder[report]'"
+EXTRA = ".venv/bin/python -m pip install -e '.[report]'"
 
 
 def needed(module: str) -> ModuleType:
