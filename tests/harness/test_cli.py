@@ -407,7 +407,7 @@ def test_help_names_every_command_and_imports_nothing_heavy() -> None:
 def test_every_command_has_options_and_a_help_of_its_own(name: str, command: Command) -> None:
     outcome = command(name, "--help")
     assert (outcome.code, outcome.err) == (0, "")
-    assert outcome.out.startswith(f"usage: ladder {name}")
+    assert outcome.out.startswith(cli.as_typed(f"usage: ladder {name}"))
     assert "Needs:" in outcome.out
 
 

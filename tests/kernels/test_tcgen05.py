@@ -388,7 +388,6 @@ def test_another_gpu_is_not_asked_to_run_it(command: Command) -> None:
         ("tune --step 14", "--step 14 needs an sm_100a: the GPU here is sm_90a"),
         ("counters --step 14", "--step 14 needs an sm_100a: the GPU here is sm_90a"),
         ("sweep --step 14", "a sweep measures, and there is no GPU here for it"),
-        ("run --step 11,14 --size 128", "sm_90a has no tcgen05.mma fed by TMA, which is sm_100a's"),
     ],
 )
 def test_where_only_its_own_gpu_would_do_it_is_refused(arguments: str, why: str, command: Command) -> None:
