@@ -128,13 +128,13 @@ def test_a_power_of_a_negative_number_is_nan() -> None:
     with HOPPER, mock.patch.object(nvcc.subprocess, "Popen", side_effect=RuntimeError("not run")) as run:
         failure(lambda: nvcc.compile_cuda("", target_format="ptx", compiler="nvcc"))
     text, options = kernels(Squares), run.call_args.args[0]
-    still("powf(x_ptr" in text and "--use_fast_math" in options, "schedules/rules/relax_pipeline.py")
+    still("powf(x_ptr" in text and "--use_fast_math" in options, "schedules/rules/fast_math.py")
 
 
 def test_an_adaptive_pool_is_no_kernel() -> None:
     text = kernels(AdaptivePool)
     assert "__global__" in kernels(Squares)
-    still("__global__" not in text, "schedules/rules/relax_pipeline.py")
+    still("__global__" not in text, "schedules/rules/legalization.py")
 
 
 def test_a_convolution_of_one_pixel_fails_in_dlight() -> None:
