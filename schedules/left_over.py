@@ -1,9 +1,9 @@
 """What a tile takes beside its formula (:mod:`.cost`), as times of schedules on drawn shapes have it, told by trees.
 
 A formula has a few constants for all shapes; what it leaves depends on how a shape's tiles, rounds of blocks and k
-tiles end. Trees (:mod:`.trees`) are grown over the times that the formulas are fitted to (``ladder menu --shapes
-schedules``); ``grown/`` has them, of a GPU a file for tiles of warps and one for those of warpgroups. Those of an H200
-are taken to say the same of GPUs without their own, as the formulas' constants are.
+tiles end. Trees (:mod:`.trees`) are grown over the times that the formulas are fitted to
+(``ladder menu --shapes schedules``); ``grown/`` has them, of a GPU a file for tiles of warps and one for those of
+warpgroups. Those of an H200 are taken to say the same of GPUs without their own, as the formulas' constants are.
 
 Of 356 shapes in float16, left out in five turns, what is chosen has 0.984 of the speed of the fastest that was timed,
 by the formulas alone 0.974; of 639 in float32 0.990 instead of 0.979.

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import html
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from support.cases import Outcome
+from tensorir_ladder.harness.cli import COMMANDS, as_typed, parse
 from tensorir_ladder.steps.registry import find_steps
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -18,6 +22,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 BIN = Path(sys.executable).parent
 BARE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 TEMPLATES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "reports" / "templates").rglob("*.j2"))
+FOLDERS = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")))
 
 
@@ -56,32 +61,63 @@ def test_the_quick_start_leaves_the_shell_with_what_the_pages_type() -> None:
 
 
 @pytest.mark.skipif(not (BIN / "ladder").exists(), reason="the project is not installed where Python is")
-def test_what_a_step_proposes_can_be_typed_where_nothing_is_activated(tmp_path: Path) -> None:
-    """From the project's folder, and from another one."""
-    for folder in (ROOT, tmp_path):
-        given = {"cwd": folder, "env": {"PATH": BARE_PATH, "HOME": str(tmp_path)}, "capture_output": True, "text": True}
-        step = [sys.executable, str(ROOT / "steps/step4_vectorization.py"), "--shape", "32x32x32", "--on", "llvm"]
-        done = subprocess.run(step, **given)
-        assert done.returncode == 0, done.stderr
-        proposed = re.findall(r"^  (\S.*?)  ", done.stdout.partition("next:")[2], re.M)
-        assert len(proposed) == 2
-        for command in proposed:
-            assert subprocess.run(["bash", "-c", command], **given).returncode == 0, command
+def test_what_a_step_proposes_can_be_typed_where_nothing_is_activated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"cwd": ROOT, "env": {"PATH": BARE_PATH, "HOME": str(tmp_path)}, "capture_output": True, "text": True}
+    step = [sys.executable, "steps/step4_vectorization.py", "--shape", "32x32x32", "--on", "llvm"]
+    done = subprocess.run(step, **given)
+    assert done.returncode == 0, done.stderr
+    proposed = re.findall(r"^  (\S.*?)  ", done.stdout.partition("next:")[2], re.M)
+    assert len(proposed) == 2
+    for command in proposed:
+        assert subprocess.run(["bash", "-c", command], **given).returncode == 0, command
+    monkeypatch.setenv("PATH", BARE_PATH)
+    monkeypatch.chdir(tmp_path)
+    assert shlex.split(as_typed("ladder diff 4 5")) == [str(BIN / "ladder"), "diff", "4", "5"]
+    monkeypatch.setenv("PATH", f"{BIN}:{BARE_PATH}")
+    assert as_typed("ladder diff 4 5") == "ladder diff 4 5"
 
 
-@pytest.mark.parametrize("page", [*(page for page in PAGES if page != "CHANGELOG.md"), *TEMPLATES])
-def test_commands_are_understood_as_they_are_shown(page: str) -> None:
-    """Commands in the text, in blocks of code, in the site's templates and in what it proposes to type."""
-    from tensorir_ladder.harness.cli import COMMANDS, parse
-
+def shown_on(page: str) -> list[list[str]]:
+    """List the commands in a page's text, in its blocks of code and, for a template, in what the site proposes."""
     text = html.unescape((ROOT / page).read_text(encoding="utf-8"))
     blocks = "\n".join(re.findall(r"```(?:bash|text)?\n(.*?)```", text, re.S))
     shown = re.findall(r"`(ladder [^`]*)`|<code>(ladder [^<]*)</code>|\"(ladder [^\"]*)\"", text)
     lines = re.findall(r"^ *(ladder .*?)(?:  .*)?$", blocks, re.M)
-    for command in [*("".join(found) for found in shown), *lines]:
-        words = shlex.split(command, comments=True)
-        if words[1] in COMMANDS and not re.search(r"FILE|FOLDER|--help|…|\$|{{", command):
-            parse(words[1:])
+    commands = [*("".join(found) for found in shown), *lines]
+    return [shlex.split(one, comments=True)[1:] for one in commands if not re.search(r"FILE|FOLDER|…|\$|{{", one)]
+
+
+@pytest.mark.parametrize("page", [*(page for page in PAGES if page != "CHANGELOG.md"), *TEMPLATES])
+def test_commands_work_as_they_are_shown(page: str, command: Callable[..., Outcome]) -> None:
+    """All are understood; those run that need nothing but a moment."""
+    for words in shown_on(page):
+        if words[-1] == "--help":
+            assert words[0] in {"COMMAND", "--help", *COMMANDS}
+            continue
+        parse(words)
+        if words[0] in ("list", "show", "explain", "diff") and not {"sass", "4096"} & {*words}:
+            outcome = command(*words)
+            assert outcome.code == 0, outcome.err
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_commands_that_programs_print_are_understood(folder: str) -> None:
+    """Those with options, in any text of the code; what a program fills in is left out."""
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        filled = [node for node in nodes if isinstance(node, ast.JoinedStr)]
+        parts = {part for node in filled for part in node.values}
+        texts = [
+            "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values) for node in filled
+        ]
+        whole = [node for node in nodes if isinstance(node, ast.Constant) and node not in parts]
+        texts += [node.value for node in whole if isinstance(node.value, str)]
+        option = r" --[a-z-]+(?: (?!--)[\w.,:/…-]+)?"
+        for found in re.findall(rf"\bladder ([a-z]+(?: [\d…]+(?::\w+)?)*(?:{option})*)", "\n".join(texts)):
+            if found.split()[0] in COMMANDS and "…" not in found:
+                parse(found.split())
 
 
 def test_the_steps_table_says_what_the_steps_take():

@@ -416,7 +416,7 @@ def test_what_is_missing_is_named(command: Callable[..., Ran], tmp_path: Path, m
     outcome = command("sanitize", "--work", str(tmp_path))
     assert (outcome.code, outcome.err) == (
         2,
-        f"error: {tmp_path} holds no prepared kernels; ladder sanitize --prepare first\n",
+        f"error: {tmp_path} holds no prepared kernels; prepare them: ladder sanitize --prepare\n",
     )
     with pytest.raises(NotPrepared, match=r"tests\.nothing names no kernels"):
         preparation.subject_names("tests.nothing")

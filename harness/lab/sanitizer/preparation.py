@@ -144,6 +144,6 @@ def prepare(source: str, folder: Path, compiler: Compiler, jobs: int) -> Iterato
 def prepared_kernels(folder: Path) -> list[Prepared]:
     """List the kernels of a folder that is prepared; NotPrepared for another."""
     if not (folder / MANIFEST).is_file():
-        raise NotPrepared(f"{folder} holds no prepared kernels; ladder sanitize --prepare first")
+        raise NotPrepared(f"{folder} holds no prepared kernels; prepare them: ladder sanitize --prepare")
     names = read_file(folder / MANIFEST, list[str], "prepare them again")
     return [Prepared(folder / path_name(name)) for name in names]
