@@ -21,6 +21,7 @@ from tvm.ir.transform import PassContext
 from tvm.target import Target
 
 import tensorir_ladder.schedules.rules  # noqa: F401 - registers the pipeline
+from tensorir_ladder.harness.execution import gpu_machine
 from tensorir_ladder.harness.machines import Machine
 from tensorir_ladder.harness.whole_models.building import LADDER, Watch
 from tensorir_ladder.harness.whole_models.execution import Emulated, on_the_cpu
@@ -395,7 +396,7 @@ class OnGpu:
     """A module as the pipeline makes it, compiled by TVM and run by its virtual machine on the GPU."""
 
     def __init__(self, mod: tvm.IRModule, weights: Sequence[np.ndarray]) -> None:
-        target = Target.from_device(tvm.cuda())
+        target = gpu_machine().target()  # TVM's own has an H200 as sm_90, without TMA and wgmma
         executable = tvm.compile(relax.get_pipeline(LADDER, target=target)(mod), target)
         self.run = relax.VirtualMachine(executable, tvm.cuda())["main"]
         self.weights = [tvm.runtime.tensor(each, tvm.cuda()) for each in weights]
