@@ -242,9 +242,9 @@ def _numpy(dtype: str) -> np.dtype:
 
 
 def _is_of(given: np.dtype, wanted: np.dtype) -> bool:
-    """Tell if an array holds numbers of a dtype, or their bits."""
-    whole = "iub" if wanted.kind in "iub" else "u"
-    return given == wanted or (given.itemsize == wanted.itemsize and given.kind in whole)
+    """Tell if an array holds numbers of a dtype, or their bits, as unsigned integers of any width do."""
+    whole = given.itemsize == wanted.itemsize and given.kind in "iub" and wanted.kind in "iub"
+    return given == wanted or whole or given.kind == "u"
 
 
 class _Memory:
