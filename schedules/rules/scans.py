@@ -24,7 +24,7 @@ EACH = 4  # elements that a thread takes at a time, or more: those of one vector
 ACROSS_ROWS = 2**12  # rows from which a thread each keeps the GPU busy, however long they are
 SHORT = 256  # elements of a row that one thread scans, however few rows there are
 FEW_THREADS = 2**14  # with fewer in all, long rows are cut into parts
-LEAST_TILES = 4  # of a part: what all threads of a row take at a time
+LEAST_TILES = {True: 32, False: 4}  # of a part, across or along; a tile is what all threads of a row take at a time
 MOST_PARTS = {True: 32, False: MOST_THREADS}  # across, of a thread that adds up the parts before its own by itself
 EVERY = tirx.const(0xFFFFFFFF, "uint32")
 
@@ -249,7 +249,7 @@ def _in_parts(form: _Form, threads: int, each: int) -> tirx.Stmt:
         return whole.statement()
     rows = int(form.rows) // (form.lanes.lanes if form.across else 1)
     tiles = -(-int(whole.length) // (threads * each))
-    parts = min(FEW_THREADS // (rows * threads), tiles // LEAST_TILES, MOST_PARTS[form.across])
+    parts = min(FEW_THREADS // (rows * threads), tiles // LEAST_TILES[form.across], MOST_PARTS[form.across])
     if parts < 2:
         return whole.statement()
     tiles_each = -(-tiles // parts)

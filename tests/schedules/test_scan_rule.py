@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -94,7 +95,8 @@ def test_drawn_scans_compute_what_they_did(seed: int) -> None:
     random = np.random.default_rng(seed)
     shape = [int(random.choice([1, 2, 3, 8, 33, 40])) for _ in range(random.integers(1, 4))]
     axis = int(random.integers(len(shape)))
-    shape[axis] = int(random.choice([2, 5, 31, 64, 127, 256, 300, 1024, 2049]))
+    most = 2**20 // math.prod(shape[:axis] + shape[axis + 1 :])  # steps of the reference, the square of the length
+    shape[axis] = int(random.choice([n for n in (2, 5, 31, 64, 127, 256, 300, 1024) if n * n <= most]))
     sizes = {f"n{place}": extent for place, extent in enumerate(shape) if random.random() < 0.3}
     written = tuple(f"n{place}" if f"n{place}" in sizes else extent for place, extent in enumerate(shape))
     dtype = str(random.choice(["int8", "int16", "int32", "int64", "uint8", "float16", "bfloat16", "float32", "bool"]))
@@ -106,7 +108,7 @@ def test_drawn_scans_compute_what_they_did(seed: int) -> None:
 
 @pytest.mark.sampled(2)
 @pytest.mark.emulator
-@pytest.mark.parametrize(("shape", "axis"), [((2, 20003), 1), ((1, 600, 64), 1)])
+@pytest.mark.parametrize(("shape", "axis"), [((2, 20003), 1), ((1, 256, 64), 1)])
 def test_few_long_rows_are_scanned_by_many_blocks(shape: tuple[int, ...], axis: int) -> None:
     """The reference adds up by one thread: the legalized form would take its time."""
     taken = Scan().take(Case(shape, axis, "int64", exclusive=True).function(), TARGET)

@@ -9,6 +9,7 @@ import pytest
 from tvm import ir, relax
 from tvm.script import ir as I
 from tvm.script import relax as R
+from tvm.script import tirx as T
 from tvm.support import nvcc
 
 from support.stock_tvm import HOPPER, failure, still
@@ -152,3 +153,52 @@ def test_a_product_with_an_image_goes_past_shared_memory_in_dlight() -> None:
 def test_a_slice_behind_a_convolution_fails_in_dlight() -> None:
     said = failure(lambda: relax.build(CausalConvolution, HOPPER))
     still("no attribute 'value'" in said, "schedules/rules/for_target.py")
+
+
+@I.ir_module
+class CumulativeSum:
+    @R.function
+    def main(x: R.Tensor((2, 600), "int64")) -> R.Tensor((2, 600), "int64"):
+        with R.dataflow():
+            y = R.cumsum(x, axis=1)
+            R.output(y)
+        return y
+
+
+@I.ir_module
+class UnknownSum:
+    @R.function
+    def main(x: R.Tensor(ndim=2, dtype="int64")) -> R.Tensor(ndim=2, dtype="int64"):
+        with R.dataflow():
+            y = R.cumsum(x, axis=1)
+            R.output(y)
+        return y
+
+
+@I.ir_module
+class SliceUpToASymbol:
+    @R.function
+    def main(x: R.Tensor(("n + 1",), "float32"), y: R.Tensor(("n",), "float32")) -> R.Tensor(("n",), "float32"):
+        n = T.int64()
+        with R.dataflow():
+            z = R.add(R.strided_slice(x, axes=[-1], begin=[0], end=[n]), y)
+            R.output(z)
+        return z
+
+
+def test_threads_of_a_cumulative_sum_read_what_others_write() -> None:
+    text = kernels(CumulativeSum)
+    read = text.index("make_longlong4(shared_buf_ptr[")
+    written = text.index("*(longlong4*)(shared_buf_ptr", read)
+    still("__syncthreads" not in text[read:written], "schedules/rules/relax_passes.py (LegalizeScans)")
+
+
+def test_a_sum_of_unknown_shape_is_not_dispatched() -> None:
+    with HOPPER:
+        said = failure(lambda: relax.backend.DispatchSortScan()(UnknownSum))
+    still(said != "", "schedules/rules/relax_passes.py (LegalizeScans)")
+
+
+def test_a_slice_up_to_a_symbol_is_not_legalized() -> None:
+    said = failure(lambda: relax.transform.LegalizeOps()(SliceUpToASymbol))
+    still("axis < src_tensor_dim" in said, "schedules/rules/relax_passes.py (SimplifyShapes)")
