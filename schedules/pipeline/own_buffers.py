@@ -37,7 +37,8 @@ def separate_buffers(sch: Schedule, loop: LoopRV) -> bool:
     wrappers, parts = body_parts(body.loop)
     if wrappers or len(parts) != len(body.statements):  # a block around all, or an inner pipeline
         return False
-    changed, given = list(parts), []
+    changed = list(parts)
+    given: list[tirx.Var] = []
     for buffer in body.written:
         tiles = list(_tiles(body, buffer))
         keeps_first = not tiles or not body.outlives(buffer)

@@ -214,8 +214,8 @@ class _SimpleShapes(relax.PyExprMutator):
         operand, *lists = call.args
         if not all(isinstance(one, ir.Tuple) for one in lists) or not isinstance(call.ty.shape, relax.ShapeExpr):
             return call
-        axes, begins, ends, *strides = ([*one.fields] for one in lists)
-        strides = strides[0] if strides else [tirx.const(1, "int64")] * len(axes)
+        axes, begins, ends, *given = ([*one.fields] for one in lists)
+        strides = given[0] if given else [tirx.const(1, "int64")] * len(axes)
         if all(map(is_constant, (*begins, *ends))) or not all(is_constant(one) and int(one) > 0 for one in strides):
             return call
         places = [int(axis) % operand.ty.ndim for axis in axes]

@@ -18,19 +18,19 @@ from tensorir_ladder.schedules.rules.computations import LEAVE, Computation, loa
 from tensorir_ladder.schedules.rules.reductions import ZERO, Reduction, cast, reductions_of
 from tensorir_ladder.schedules.rules.rule import NotTaken, Rule
 
-MOST_THREADS = 512  # along a row
-BLOCK_THREADS = 128  # of a block that takes several rows
-EACH = 4  # elements that a thread takes at a time, or more: those of one vector
-ACROSS_ROWS = 2**12  # rows from which a thread each keeps the GPU busy, however long they are
+MOST_THREADS = 512  # threads along a row
+BLOCK_THREADS = 128  # threads of a block that scans several rows
+EACH = 4  # elements of a tile that a thread scans, or the elements of one vector where these are more
+ACROSS_ROWS = 2**12  # from this many rows on, one thread for each row keeps the GPU busy
 SHORT = 256  # elements of a row that one thread scans, however few rows there are
-FEW_THREADS = 2**14  # with fewer in all, long rows are cut into parts
-LEAST_TILES = {True: 32, False: 4}  # of a part, across or along; a tile is what all threads of a row take at a time
-MOST_PARTS = {True: 32, False: MOST_THREADS}  # across, of a thread that adds up the parts before its own by itself
+FEW_THREADS = 2**14  # long rows are cut into parts where a launch would have fewer threads
+LEAST_TILES = {True: 32, False: 4}  # of a part, by `across`; a row's threads scan one tile at a time
+MOST_PARTS = {True: 32, False: MOST_THREADS}  # of a row, by `across`, where one thread sums the parts before its own
 EVERY = tirx.const(0xFFFFFFFF, "uint32")
 
 
 class Scan(Rule):
-    """Schedules a scan, with what makes its elements and what is computed of each result, in a kernel that reads once.
+    """Schedules a scan, with the elementwise computations before and behind it, in a kernel that reads once.
 
     ::
 
@@ -42,15 +42,15 @@ class Scan(Rule):
                        y[row, its vectors] = before + running sums of x_local
                        carry += sum of all totals
 
-    Rows of any axis: where neighbours in memory are of neighbouring rows, a thread scans one or a vector of them by
-    itself. Few long rows are cut into parts, whose totals a kernel of their own computes first. Sums of 16-bit floats
-    are kept in float32, integers narrower than 32 bits in int32. The order of additions is not the plain loop's.
+    The axis may be any. Where neighbours in memory belong to different rows, a thread scans one row or a vector of
+    rows. Few long rows are cut into parts: a first kernel computes the total of each part. Sums of 16-bit floats are
+    float32, those of integers narrower than 32 bits int32. The order of additions is not the plain loop's.
     """
 
     name = "scan"
 
     def schedule(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
-        """Return the function with kernels of its own; NotTaken for one that is no scan."""
+        """Return the function with its kernels; NotTaken for a function without exactly one scan."""
         source = v.read_source(func, self.numbers_elements)
         scan = _scan_of(source)
         return source.with_body(v.for_whole_vectors(source, lambda extents: _best_kernels(source, scan, extents)))
@@ -58,7 +58,7 @@ class Scan(Rule):
 
 @dataclass(frozen=True)
 class _Scan:
-    """A scan as it is read: ``term``, which does not depend on ``axis``, for each ``step`` up to it."""
+    """A scan: at each place of ``axis``, the reduction of ``term`` over the ``step``s up to that place."""
 
     reduction: Reduction
     axis: tirx.IterVar
@@ -78,30 +78,31 @@ class _Scan:
 
 
 def _scan_of(source: v.Source) -> _Scan:
-    """Recognize a function with one scan; NotTaken for another."""
+    """Recognize a function with one scan; NotTaken for any other."""
     reducing = [computation.name for computation in source.computations if v.is_reduction(computation)]
     if len(reducing) != 1:
-        raise NotTaken("a function that has not one scan", value=reducing, remedy=LEAVE)
+        raise NotTaken("a function without exactly one scan", value=reducing, remedy=LEAVE)
     (reduction,) = reductions_of(source.computations)
     (computation,), (term,) = reduction.computations, reduction.terms
     term = term.value if isinstance(term, tirx.Cast) else term
-    kept, condition = None, None
+    element, condition = None, None
     if isinstance(term, ir.Call) and term.op.name == v.IF:
-        condition, kept, left = term.args
+        condition, element, other = term.args
     elif isinstance(term, tirx.Select):
-        condition, kept, left = term.condition, term.true_value, term.false_value
-    found = _compared(computation, condition)
-    if kept is None or found is None or v.uses(kept, [found[0].var]) or reduction.starts != (None,):
+        condition, element, other = term.condition, term.true_value, term.false_value
+    found = _scanned_axis(computation, condition)
+    if element is None or found is None or v.uses(element, [found[0].var]) or reduction.starts != (None,):
         problem = "a reduction whose elements are not those up to the result's place"
         raise NotTaken(problem, block=computation.name, remedy=LEAVE)
-    if not tvm_ffi.structural_equal(left, computation.start):
-        raise NotTaken("elements behind the result's place that count", block=computation.name, remedy=LEAVE)
+    if not tvm_ffi.structural_equal(other, computation.start):
+        problem = "elements behind the result's place that are not the reduction's start"
+        raise NotTaken(problem, block=computation.name, remedy=LEAVE)
     axis, exclusive = found
-    return _Scan(reduction, axis, computation.reduction[0], kept, exclusive)
+    return _Scan(reduction, axis, computation.reduction[0], element, exclusive)
 
 
-def _compared(computation: Computation, condition: ir.Expr | None) -> tuple[tirx.IterVar, bool] | None:
-    """Return the axis up to which a condition lets elements pass, and whether without its own; None for another."""
+def _scanned_axis(computation: Computation, condition: ir.Expr | None) -> tuple[tirx.IterVar, bool] | None:
+    """Return the axis of step <= axis or step < axis, and whether it is the latter (exclusive); None for the rest."""
     if len(computation.reduction) != 1 or not isinstance(condition, (tirx.LE, tirx.LT, tirx.GE, tirx.GT)):
         return None
     (step,) = computation.reduction
@@ -116,7 +117,7 @@ def _compared(computation: Computation, condition: ir.Expr | None) -> tuple[tirx
 
 @dataclass
 class _Form:
-    """A scan for vectors of so many lanes along the row (or, ``across``, along the rows).
+    """A scan in vectors of ``lanes`` along the row, or of neighbouring rows (``across``).
 
     ``term`` and ``stores`` (buffer, indices, value) are expressions of ``other``, ``lanes.vector`` and ``lanes.lane``:
     the row and the vectors along it, or the place in the row and the vectors of rows.
@@ -130,8 +131,8 @@ class _Form:
     columns: ir.Expr
     term: ir.Expr
     stores: list[tuple[tirx.Var, list[ir.Expr], ir.Expr]]
-    read: list[v.Access]  # by terms
-    accesses: list[v.Access]
+    read: list[v.Access]  # loads of ``term``
+    accesses: list[v.Access]  # loads of ``term`` and ``stores``
 
     @property
     def widths(self) -> list[int]:
@@ -140,7 +141,7 @@ class _Form:
 
     @property
     def cost(self) -> float:
-        """Loads and stores for an element."""
+        """Load and store instructions per element."""
         return sum(1 / width for width in self.widths)
 
 
@@ -153,14 +154,14 @@ def _best_kernels(source: v.Source, scan: _Scan, extents: v.Values) -> tuple[tir
         form = _form(source, scan, extents, lanes, across)
         forms += [form] if form else []
         lanes //= 2
-    if across and is_constant(forms[0].rows):  # narrower vectors where wide ones leave too few threads
+    if across and is_constant(forms[0].rows):  # wide vectors of rows leave fewer threads
         forms = [one for one in forms if int(one.rows) // one.lanes.lanes >= FEW_THREADS] or forms[-1:]
     form = min(forms, key=lambda form: (form.cost, form.lanes.lanes))
     return _kernels(form), min(form.widths) > 1
 
 
 def _stands_across(expressions: v.Expressions, scan: _Scan) -> bool:
-    """Return whether a thread scans a row by itself, its neighbours the rows next to it in memory."""
+    """Return whether each thread scans a row by itself, next to threads whose rows interleave with it in memory."""
     extents = {iterator.var: expressions.extent(iterator.dom.extent) for iterator in scan.computation.spatial}
     order = [index for index in scan.computation.indices if isinstance(index, tirx.Var)]
     inner = v.product(extents[var] for var in order[[var.same_as(scan.axis.var) for var in order].index(True) + 1 :])
@@ -172,7 +173,7 @@ def _stands_across(expressions: v.Expressions, scan: _Scan) -> bool:
 
 
 def _form(source: v.Source, scan: _Scan, extents: v.Values, count: int, across: bool) -> _Form | None:
-    """Write a scan for vectors of ``count`` lanes; None where these do not divide what they stand along."""
+    """Write a scan in vectors of ``count`` lanes; None where ``count`` does not divide the extent along them."""
     expressions = v.Expressions(source, extents)
     lanes = v.Lanes(count, expressions)
     shape = [expressions.extent(iterator.dom.extent) for iterator in scan.others]
@@ -211,7 +212,7 @@ def _stored(
     place: v.Values,
     own: Sequence[ir.Expr],
 ) -> tuple[tirx.Var, list[ir.Expr], ir.Expr]:
-    """Return a result's buffer, where it is stored, and its value, which may read the scan's at its own place."""
+    """Return an output's buffer, indices and value; the value may read the scan's result at the same place only."""
     result = scan.computation
     if output is result:
         return output.buffer, list(own), tirx.BufferLoad(output.buffer, list(own))
@@ -219,17 +220,17 @@ def _stored(
         tvm_ffi.structural_equal(one.dom.extent, other.dom.extent) for one, other in zip(output.spatial, result.spatial)
     )
     if not alike:
-        raise NotTaken("a result of another shape than the scan's", block=output.name, remedy=LEAVE)
+        raise NotTaken("an output of another shape than the scan's", block=output.name, remedy=LEAVE)
     at = {its.var: place[iterator.var] for its, iterator in zip(output.spatial, result.spatial)}
     value = lanes.simplified(expressions.value(output.value, at))
     for load in loads_in(value):
         if load.source.same_as(result.buffer) and not all(map(lanes.analyzer.can_prove_equal, load.indices, own)):
-            raise NotTaken("a result of the scan that is read elsewhere", block=output.name, remedy=LEAVE)
+            raise NotTaken("an output that reads the scan at another place", block=output.name, remedy=LEAVE)
     return output.buffer, [at[index] if isinstance(index, tirx.Var) else ZERO for index in output.indices], value
 
 
 def _kernels(form: _Form) -> tirx.Stmt:
-    """Choose threads by the length of rows, and make a kernel, or one for each range of lengths."""
+    """Choose a row's threads by its length; a symbolic length gets a kernel for short rows and one for long rows."""
     each = max(1, EACH if form.across else EACH // form.lanes.lanes)
     taken = each if form.across else each * form.lanes.lanes
     if form.across:
@@ -243,7 +244,7 @@ def _kernels(form: _Form) -> tirx.Stmt:
 
 
 def _in_parts(form: _Form, threads: int, each: int) -> tirx.Stmt:
-    """Cut few long rows into parts: a kernel for their totals, and one that scans each from the sum of those before."""
+    """Cut few long rows into parts: one kernel stores their totals, the next scans each part from the sum before it."""
     whole = _Kernel(form, threads, each)
     if not is_constant(form.rows) or not is_constant(form.columns):
         return whole.statement()
@@ -266,7 +267,7 @@ def _power_of_two(number: int) -> int:
 
 @dataclass(frozen=True)
 class _Parts:
-    """Rows cut into ``count`` parts of ``tiles`` tiles each; ``adds``: a kernel that only stores their ``totals``."""
+    """Rows cut into ``count`` parts of ``tiles`` each; a kernel that ``adds`` only stores the parts' ``totals``."""
 
     count: int
     tiles: int
@@ -275,9 +276,9 @@ class _Parts:
 
 
 class _Kernel:
-    """One kernel of a form: ``threads`` to a row, each of which takes ``each`` consecutive vectors of it at a time.
+    """One kernel of a form: a row has ``threads``, each of which scans ``each`` consecutive vectors of a tile.
 
-    A block is of one row or several, or, across, of vectors of rows; or of a part of these.
+    A block scans one row, several rows, or several vectors of rows (across); with ``parts``, one part of these.
     """
 
     def __init__(self, form: _Form, threads: int, each: int, parts: _Parts | None = None) -> None:
@@ -285,7 +286,7 @@ class _Kernel:
         self.rows = BLOCK_THREADS // threads if threads <= WARP else 1
         self.row_count = v.divided(form.rows, self.lanes.lanes) if form.across else form.rows
         self.length = form.columns if form.across else v.divided(form.columns, self.lanes.lanes)
-        self.sums = self.lanes.lanes if form.across else 1  # that a thread has side by side
+        self.sums = self.lanes.lanes if form.across else 1  # of a thread, one for each of its rows
         (self.dtype,) = form.scan.reduction.dtypes
         (self.begin,) = form.scan.reduction.begins
 
@@ -319,22 +320,23 @@ class _Kernel:
             self.shared = tirx.decl_buffer((self.threads // WARP,), self.dtype, "totals_shared", scope="shared")
             statements.append(tirx.AllocBuffer(self.shared))
         tile = self.threads * self.each
-        if self.parts is None:
+        parts = self.parts
+        if parts is None:
             return v.sequence([*statements, v.loop("tile", v.ceil_div(self.length, tile), self._tile)])
-        first = part * self.parts.tiles
-        if not self.parts.adds:
-            statements += self._before()
+        first = part * parts.tiles
+        if not parts.adds:
+            statements += self._before(parts)
 
         def inside(number: ir.Expr) -> tirx.Stmt:
             return v.where([(first + number) * tile < self.length], self._tile(first + number))
 
-        statements.append(v.loop("tile", self.parts.tiles, inside))
-        if self.parts.adds:
-            statements += self._total()
+        statements.append(v.loop("tile", parts.tiles, inside))
+        if parts.adds:
+            statements += self._total(parts)
         return v.sequence(statements)
 
     def _tile(self, tile: ir.Expr) -> tirx.Stmt:
-        """Take so many elements as the threads of a row take at a time, and go on with the carry."""
+        """Scan a tile from the carry, and add its total to the carry; a kernel that ``adds`` only does the latter."""
         first = (tile * self.threads + self.thread) * self.each
         take = v.Take(self.lanes, self.each, lambda number: self._place(first + number), self._is_in_row(first))
         only_adds = self.parts is not None and self.parts.adds
@@ -367,10 +369,10 @@ class _Kernel:
         return lambda read, _slot, lane: self._add(total, read(term), lane if self.form.across else ZERO)
 
     def _scanned(self, take: v.Take, accesses: Sequence[v.Access], running: tirx.Var) -> list[tirx.Stmt]:
-        """Compute and store the results of a thread's elements, whose sum so far is ``running``."""
+        """Scan a thread's elements from the sum ``running``, and store the results."""
         result, count = self.form.scan.computation.buffer, self.each * self.lanes.lanes
         scanned = v.registers(f"{result.name}_local", count, str(result.dtype))
-        stored = [
+        results = [
             scanned if buffer.same_as(result) else v.registers(f"{buffer.name}_local", count, str(buffer.dtype))
             for buffer, _, _ in self.form.stores
         ]
@@ -378,7 +380,7 @@ class _Kernel:
 
         def lane(read: v.Read, slot: ir.Expr, place: ir.Expr) -> tirx.Stmt:
             at = place if self.form.across else ZERO
-            kept = tirx.BufferStore(scanned, cast(tirx.BufferLoad(running, [at]), str(result.dtype)), [slot])
+            stored = tirx.BufferStore(scanned, cast(tirx.BufferLoad(running, [at]), str(result.dtype)), [slot])
             added = adding(read, slot, place)
 
             def own(load: ir.TensorLoad) -> ir.TensorLoad:
@@ -386,18 +388,17 @@ class _Kernel:
 
             made = [
                 tirx.BufferStore(to, tvm_ffi.structural_map(read(value), (ir.TensorLoad, own)), [slot])
-                for to, (_, _, value) in zip(stored, self.form.stores)
+                for to, (_, _, value) in zip(results, self.form.stores)
                 if to is not scanned
             ]
-            return v.sequence([*((kept, added) if self.form.scan.exclusive else (added, kept)), *made])
+            return v.sequence([*((stored, added) if self.form.scan.exclusive else (added, stored)), *made])
 
-        stores = [(buffer, indices, to) for to, (buffer, indices, _) in zip(stored, self.form.stores)]
-        allocations = [tirx.AllocBuffer(buffer) for buffer in {id(b): b for b in (scanned, *stored)}.values()]
+        stores = [(buffer, indices, to) for to, (buffer, indices, _) in zip(results, self.form.stores)]
+        allocations = [tirx.AllocBuffer(buffer) for buffer in {id(b): b for b in (scanned, *results)}.values()]
         return [*allocations, v.where([self.is_row], take.compute(accesses, lane, stores))]
 
-    def _before(self) -> list[tirx.Stmt]:
-        """Carry the totals of a row's parts before the block's own."""
-        parts = self.parts
+    def _before(self, parts: _Parts) -> list[tirx.Stmt]:
+        """Set the carry to the sum of the row's parts before the block's own."""
 
         def one(number: ir.Expr) -> tirx.Stmt:
             place = number * self.threads + self.thread
@@ -412,14 +413,14 @@ class _Kernel:
             statements += [*moved, self._set(self.carry, tirx.BufferLoad(whole, [ZERO]), ZERO)]
         return statements
 
-    def _total(self) -> list[tirx.Stmt]:
-        """Store the total of a row's part."""
+    def _total(self, parts: _Parts) -> list[tirx.Stmt]:
+        """Store the total of the block's part of a row."""
         statements: list[tirx.Stmt] = []
-        total, totals = self.carry, self.parts.totals
+        total = self.carry
         if self.threads > 1:
             statements, _, total = self._over_threads(self.carry)
         store = self._for_sums(
-            lambda at: tirx.BufferStore(totals, tirx.BufferLoad(total, [at]), [self._row(at), self.part])
+            lambda at: tirx.BufferStore(parts.totals, tirx.BufferLoad(total, [at]), [self._row(at), self.part])
         )
         return [*statements, v.where([tirx.EQ(self.thread, 0), self.is_row], store)]
 
@@ -427,7 +428,7 @@ class _Kernel:
         return self.row * self.lanes.lanes + lane if self.form.across else self.row
 
     def _over_threads(self, total: tirx.Var) -> tuple[list[tirx.Stmt], tirx.Var, tirx.Var]:
-        """Scan the totals of a row's threads: statements, what is before each thread's own, and the sum of all."""
+        """Scan the totals of a row's threads; return statements, the sum before each thread, and the sum of all."""
         width, warps = min(self.threads, WARP), self.threads // WARP
         warp, lane = (kind(self.thread, tirx.const(WARP, "int32")) for kind in (tirx.FloorDiv, tirx.FloorMod))
         lane = lane if warps > 1 else self.thread
