@@ -253,7 +253,7 @@ class LegalizeScans:
 
     Without an axis all elements are scanned, in one row. Extents that Relax does not know are given names by a
     ``match_cast``; an operand whose number of axes is unknown stays. TVM's ``DispatchSortScan`` would put kernels of
-    its own here (docs/tvm.md, "Cumulative sums race").
+    its own here, which race (docs/tvm.md).
     """
 
     def transform_module(self, mod: ir.IRModule, _context: PassContext) -> ir.IRModule:

@@ -166,6 +166,16 @@ class CumulativeSum:
 
 
 @I.ir_module
+class CumulativeProduct:
+    @R.function
+    def main(x: R.Tensor((2, 300), "float32")) -> R.Tensor((2, 300), "float32"):
+        with R.dataflow():
+            y = R.cumprod(x, axis=1)
+            R.output(y)
+        return y
+
+
+@I.ir_module
 class UnknownSum:
     @R.function
     def main(x: R.Tensor(ndim=2, dtype="int64")) -> R.Tensor(ndim=2, dtype="int64"):
@@ -191,6 +201,15 @@ def test_threads_of_a_cumulative_sum_read_what_others_write() -> None:
     read = text.index("make_longlong4(shared_buf_ptr[")
     written = text.index("*(longlong4*)(shared_buf_ptr", read)
     still("__syncthreads" not in text[read:written], "schedules/rules/relax_passes.py (LegalizeScans)")
+
+
+def test_threads_of_a_cumulative_product_share_their_places() -> None:
+    text = kernels(CumulativeProduct)
+    shared = re.findall(r"(\w*_ptr)\[0\] = \(\(int\)", text)
+    still(
+        shared and all(f"int* __restrict__ {name}" in text for name in shared),
+        "schedules/rules/relax_passes.py (LegalizeScans)",
+    )
 
 
 def test_a_sum_of_unknown_shape_is_not_dispatched() -> None:
