@@ -17,6 +17,7 @@ from support import broken_kernels, call_kernels, schedule_kernels
 from support.cases import Outcome as Ran
 from support.driver_stand_in import emulated_driver
 from tensorir_ladder.emulator import EmulatedProgram, LaunchPlan, PlainBuffer
+from tensorir_ladder.harness.cli import as_typed
 from tensorir_ladder.harness.execution import gpu_arch
 from tensorir_ladder.harness.lab.gpu_program import GpuProgram
 from tensorir_ladder.harness.lab.sanitizer import agreement, launch, preparation, tools
@@ -416,7 +417,7 @@ def test_what_is_missing_is_named(command: Callable[..., Ran], tmp_path: Path, m
     outcome = command("sanitize", "--work", str(tmp_path))
     assert (outcome.code, outcome.err) == (
         2,
-        f"error: {tmp_path} holds no prepared kernels; prepare them: ladder sanitize --prepare\n",
+        as_typed(f"error: {tmp_path} holds no prepared kernels; prepare them: ladder sanitize --prepare\n"),
     )
     with pytest.raises(NotPrepared, match=r"tests\.nothing names no kernels"):
         preparation.subject_names("tests.nothing")
