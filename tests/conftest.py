@@ -6,6 +6,7 @@ import functools
 import gc
 import inspect
 import os
+import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ from typing import Any
 
 # Before numpy is loaded: its products of small matrices are few, and its threads wait for more of them at full speed.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# As in a shell where the environment is active, so that commands are shown by their names alone.
+os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
 
 import pytest
 import tvm

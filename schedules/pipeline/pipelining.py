@@ -392,12 +392,8 @@ def _roles(body: LoopBody, loop: str) -> tuple[str, ...]:
             feeds_copy = any(_feeds(statement, later) for later in copies if later is not statement)
             roles.append("load" if feeds_copy and not statement.fills_shared else "copy")
         elif "compute" in fed_by or "epilogue" in fed_by:
-            now = [
-                value
-                for value in carried
-                if not statement.accumulates or _is_written_by_others(value, statement, statements)
-            ]
-            needed_now = _reads_any(statement, now) or _holds_copies(statement, statements, copies)
+            carries = _carries(statement, statements, carried)
+            needed_now = carries or _holds_copies(statement, statements, copies)
             roles.append("compute" if needed_now else "epilogue")
         elif (fed_by or not statement.reads) and not statement.accumulates and _is_used(statement, statements):
             roles.append("transform")
@@ -462,8 +458,16 @@ def _holds_copies(statement: Statement, statements: list[Statement], copies: lis
     return reads_copy or any(_feeds(statement, user) and _holds_copies(user, statements, copies) for user in later)
 
 
-def _is_written_by_others(buffer: tirx.Var, statement: Statement, statements: list[Statement]) -> bool:
-    return any(other.writes_buffer(buffer) for other in statements if other is not statement)
+def _carries(statement: Statement, statements: list[Statement], carried: list[tirx.Var]) -> bool:
+    """Tell if a statement makes a value of the next iteration out of this one's, other than a sum of its own.
+
+    What only reads such a value, a store say, may run later, ahead of the statement that changes it.
+    """
+    others = [other for other in statements if other is not statement]
+    apart = [v for v in carried if statement.accumulates and not any(other.writes_buffer(v) for other in others)]
+    own = [value for value in carried if value not in apart]
+    goes_on = any(statement.writes_buffer(value) for value in own) or any(_feeds(statement, other) for other in others)
+    return goes_on and _reads_any(statement, own)
 
 
 def _reads_any(statement: Statement, buffers: list[tirx.Var]) -> bool:

@@ -181,7 +181,7 @@ def _add() -> Probe:
         "tma_add",
         TEXT,
         (_map(OUT, "128", "float32"), "memory", 28, 14, POOL_BYTES // 4),
-        {"memory": _numbered(POOL_BYTES // 4, np.float32)},
+        {"memory": _numbered(POOL_BYTES // 4, np.float32).view(np.uint32)},
         np.full((ROWS, COLUMNS // 2), 5000, np.float32),
         lambda out: table(out.astype(int)),
         "rows of the tensor; 5000, and where the box is the number from 1 of the element of shared memory added to it",
