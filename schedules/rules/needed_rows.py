@@ -37,6 +37,13 @@ class _Taken:
         """Return whether these are all elements, in order, of an axis with this extent."""
         return self.step == 1 and is_zero(self.first) and same_number(self.extent, extent)
 
+    def is_within(self, extent: ir.Expr) -> bool:
+        """Return whether an axis with this extent has all of these elements."""
+        last = self.element(self.extent - tirx.const(1, str(self.extent.ty.dtype)))
+        least, most = (self.first, last) if self.step > 0 else (last, self.first)
+        analyzer = analyzer_for(())
+        return analyzer.can_prove(least >= 0) and analyzer.can_prove(most < extent)
+
     def is_same(self, other: _Taken) -> bool:
         """Return whether the same elements are read in the same order."""
         parts = ((self.first, other.first), (self.extent, other.extent))
@@ -117,6 +124,8 @@ def _rows_read(
             found.append(tuple(axis for axis in axes if axis is not None))
             if len(found[-1]) < len(axes):
                 return None
+            if not all(taken.is_within(extent) for taken, extent in zip(found[-1], load.source.shape)):
+                return None  # a pad, whose condition keeps from reading what is not there
     same = all(one.is_same(other) for rows in found for one, other in zip(rows, found[0]))
     return found[0] if found and same else None
 

@@ -172,8 +172,18 @@ def test_slices_along_two_axes_and_of_the_result_of_a_result() -> None:
     assert check_function(function, Rows().take(function, TARGET), TARGET, runs=1).kernels
 
 
+def padded(rows: te.Tensor, before: int) -> te.Tensor:
+    """Eight rows, with zeros in front of them and one behind."""
+
+    def row(i: tirx.Var) -> tvm.ir.Expr:
+        there = tirx.all(i >= before, i < 8 + before)
+        return tirx.if_then_else(there, rows[i - before], tirx.const(0, "float32"))
+
+    return te.compute((8 + before + 1,), row, name="padded")
+
+
 def test_rows_that_no_slice_gives_are_left() -> None:
-    """Gathered ones, two slices of one sum, a part of the columns, and a part of rows that are results as well."""
+    """Gathered ones, two slices of one sum, a part of the columns or of rows that are results as well, and a pad."""
     (gathered,) = legalized(
         lambda x, i: op.take(relax.BlockBuilder.current().emit(nn.softmax(x)), i, axis=0),
         (12, 40),
@@ -191,6 +201,8 @@ def test_rows_that_no_slice_gives_are_left() -> None:
     first = te.compute((4,), lambda i: rows[i] * 2.0, name="first")
     refused = not_taken(te.create_prim_func([x, rows, first]))
     assert all(part in refused for part in ("first", "got 4", "limit 8"))
+    for before in (0, 2):  # rows that are not there are not read, and not those of the slice that a pad looks like
+        assert "padded" in not_taken(te.create_prim_func([x, padded(rows, before)]))
 
 
 LONG = {
