@@ -606,6 +606,8 @@ def _first_shape(d: Drawing, rank: int, fixed: bool) -> list[Any]:
 def _applied(d: Drawing, name: str, x: Any) -> Any:
     """Apply an operator, where it applies to such a tensor and leaves it small enough."""
     floating = "float" in dtype_of(x)
+    if not shape_of(x):  # no axes to draw
+        return x
     if (not floating and name not in MOVES) or (dtype_of(x) == "bfloat16" and name in NOT_OF_BFLOAT16):
         return x
     parameters = len(d.given)
