@@ -153,6 +153,8 @@ inline nv_bfloat16 hpow(nv_bfloat16 x, nv_bfloat16 y) { return nv_bfloat16(powf(
 
 template <class T> EMU_INLINE T max(T a, T b) { return a > b ? a : b; }
 template <class T> EMU_INLINE T min(T a, T b) { return a < b ? a : b; }
+EMU_INLINE int max(int a, int b) { return a > b ? a : b; }  // of an int and a narrower number, as CUDA has it
+EMU_INLINE int min(int a, int b) { return a < b ? a : b; }
 EMU_INLINE float max(float a, float b) { return fmaxf(a, b); }  // of a number and NaN, the number
 EMU_INLINE float min(float a, float b) { return fminf(a, b); }
 EMU_INLINE double max(double a, double b) { return fmax(a, b); }

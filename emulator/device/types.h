@@ -114,6 +114,8 @@ struct __half {
   __half() = default;
   EMU_INLINE __half(float x) : bits(emu::float_to_half(x)) {}
   EMU_INLINE operator float() const volatile { return emu::half_to_float(bits); }
+  __half& operator=(const __half&) = default;
+  EMU_INLINE void operator=(const __half& x) volatile { bits = x.bits; }
   template <class T> EMU_INLINE void operator=(const volatile T& x) volatile { bits = __half(x).bits; }
 };
 
@@ -122,6 +124,8 @@ struct nv_bfloat16 {
   nv_bfloat16() = default;
   EMU_INLINE nv_bfloat16(float x) : bits(emu::float_to_bfloat16(x)) {}
   EMU_INLINE operator float() const volatile { return emu::bfloat16_to_float(bits); }
+  nv_bfloat16& operator=(const nv_bfloat16&) = default;
+  EMU_INLINE void operator=(const nv_bfloat16& x) volatile { bits = x.bits; }
   template <class T> EMU_INLINE void operator=(const volatile T& x) volatile { bits = nv_bfloat16(x).bits; }
 };
 

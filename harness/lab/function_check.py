@@ -40,6 +40,7 @@ AS_WRITTEN = re.compile(r"\breinterpret\(|\bmetadata\[")
 WHOLE_UNITS = 2.0**10  # whole numbers and such parts of them, as means and halves make
 # Of CUDA's fast mathematics (docs/method.md): an error of float32 where arithmetic is exact, and of its tanh.
 FAST_ULPS, FAST_TANH = 4, 2.0**-16
+ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div)
 EXACT_CALLS = frozenset(
     ("abs", "ceil", "copysign", "fabs", "floor", "fmod", "if_then_else", "likely", "nearbyint", "round", "trunc")
 )
@@ -227,9 +228,11 @@ class _Case:
         return all((exact.astype(numpy_of(dtype)).astype(np.float64) == exact).all() for dtype in self._rounded_to())
 
     def _rounded_to(self) -> set[str]:
-        """List the floating-point dtypes of what the function keeps on the way."""
+        """List the floating-point dtypes of what the function keeps on the way, and computes within an expression."""
         blocks = _found(self.function, s_tir.SBlock)
         kept = {str(buffer.dtype) for block in blocks for buffer in block.alloc_buffers}
+        stores = [block.body for block in blocks if block.init is None and isinstance(block.body, tirx.BufferStore)]
+        kept |= {str(part.ty.dtype) for store in stores for part in _within(store.value)}
         return {dtype for dtype in kept if "float" in dtype}
 
     def _lengths(self) -> list[int]:
@@ -291,6 +294,15 @@ def _check(
             f"{got[worst]}, must be {exact[worst]}, limit {limit[worst]:.3g}"
         )
     return float(np.max(np.where(limit > 0, error / np.where(limit > 0, limit, 1), 0.0)))
+
+
+def _within(value: ir.Expr) -> list[ir.Expr]:
+    """List the arithmetic that an expression goes on with: what it ends with is rounded as its own result is."""
+    found: list[ir.Expr] = []
+    tvm_ffi.structural_walk(value, (ARITHMETIC, found.append))
+    while isinstance(value, tirx.Cast):
+        value = value.value
+    return [part for part in found if not part.same_as(value)]
 
 
 def _root_mean_square(reference: np.ndarray) -> float:

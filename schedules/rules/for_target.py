@@ -17,10 +17,10 @@ from tensorir_ladder.schedules.rules.computations import LEAVE, computations_of,
 from tensorir_ladder.schedules.rules.contraction import Contraction
 from tensorir_ladder.schedules.rules.decode import Decode
 from tensorir_ladder.schedules.rules.elementwise import Elementwise
-from tensorir_ladder.schedules.rules.fast_math import survive_fast_math
 from tensorir_ladder.schedules.rules.rows import Rows
-from tensorir_ladder.schedules.rules.rule import NotTaken, Rule
+from tensorir_ladder.schedules.rules.rule import NotTaken, Rule, prepared
 from tensorir_ladder.schedules.rules.scans import Scan
+from tensorir_ladder.schedules.rules.sums import summed_in_float32
 from tensorir_ladder.schedules.rules.vectors import product
 
 RULES: tuple[type[Rule], ...] = (Scan, Decode, Contraction, Rows, Elementwise)
@@ -58,9 +58,10 @@ class OfDlight(Rule):
 
     def take(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
         """Return a function as dlight schedules it; NotTaken where its rule does not."""
+        func = summed_in_float32(prepared(func))
         if isinstance(self.rule, dlight.gpu.GEMV | dlight.gpu.Reduction):
             _check_reduction(func, WARP if isinstance(self.rule, dlight.gpu.Reduction) else 1)
-        made = self.rule.apply(survive_fast_math(func), target, False)
+        made = self.rule.apply(func, target, False)
         if made is None:
             raise NotTaken("dlight's rule is for other functions", remedy="leave it to the next rule")
         schedule = made[0] if isinstance(made, list) else made

@@ -28,6 +28,7 @@ from tensorir_ladder.schedules.loops.quotients import divide_without_signs
 from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
 from tensorir_ladder.schedules.rules.fast_math import survive_fast_math
 from tensorir_ladder.schedules.rules.limits import limit_indices
+from tensorir_ladder.schedules.rules.sums import without_single_steps, without_unread
 
 LOG = logging.getLogger(__name__)
 SCHEDULED = "tirx.is_scheduled"  # what dlight marks functions with that it need not look at
@@ -124,7 +125,7 @@ class Rule(ScheduleRule):
             raise NotTaken("the function is the host's", remedy="leave it as it is")
         if isinstance(func.body, s_tir.SBlockRealize) and relax.analysis.has_reshape_pattern(func):
             raise NotTaken("a reshape moves nothing", remedy="leave it to TVM, which makes a view of it")
-        scheduled = self.schedule(survive_fast_math(func), target)
+        scheduled = self.schedule(prepared(func), target)
         if isinstance(scheduled, Schedule):
             scheduled = lower_ahead(scheduled.mod[scheduled.func_working_on], target)
         _check_buffers(scheduled)
@@ -146,6 +147,11 @@ class Rule(ScheduleRule):
         except Exception as defect:  # noqa: BLE001 - said by note_failure
             note_failure(named, self.name, defect)
         return None
+
+
+def prepared(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return a function as rules are given it: right under fast mathematics, and with sums that are some, and read."""
+    return without_unread(without_single_steps(survive_fast_math(func)))
 
 
 def is_scheduled(function: tirx.PrimFunc) -> bool:

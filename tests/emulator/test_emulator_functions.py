@@ -235,6 +235,23 @@ def test_numbers_of_16_bits_call_what_cudas_headers_and_tvms_text_call() -> None
         )
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_volatile_numbers_of_16_bits_are_stored_as_others_are(dtype: str) -> None:
+    """As threads that sum up in shared memory store them: a variable, and a result."""
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    x, y = np.array([1.5, -2, 3]).astype(kind), np.array([0.25, 7, -1]).astype(kind)
+    ctype = CTYPES[dtype]
+    text = f"({{ volatile {ctype} kept[2]; kept[0] = x; kept[1] = ({ctype})(kept[0]) + y; ({ctype})(kept[1]); }})"
+    np.testing.assert_array_equal(compute([text], x, y, True)[text], x + y)
+
+
+def test_whole_numbers_of_different_width_are_compared_as_ints() -> None:
+    x = np.array([-3.0, 5])
+    texts = ["max(0, (signed char)x)", "min((short)x, 2)", "max((signed char)x, (signed char)4)"]
+    found = compute(texts, x, x, True)
+    np.testing.assert_array_equal([found[text] for text in texts], [[0, 5], [-3, 2], [4, 5]])
+
+
 def test_tvms_environment_variable_turns_fast_mathematics_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TVM_CUDA_NVCC_NO_FAST_MATH", raising=False)
     assert tvm_uses_fast_math()

@@ -118,6 +118,26 @@ class CausalConvolution:
         return y
 
 
+@I.ir_module
+class ProductOfOneStep:
+    @R.function
+    def main(x: R.Tensor((8, 1), "float32"), w: R.Tensor((1, 8), "float32")) -> R.Tensor((8, 8), "float32"):
+        with R.dataflow():
+            y = R.exp(R.matmul(x, w))
+            R.output(y)
+        return y
+
+
+@I.ir_module
+class SumOfBfloat16:
+    @R.function
+    def main(x: R.Tensor((4, 256), "bfloat16")) -> R.Tensor((4,), "bfloat16"):
+        with R.dataflow():
+            y = R.sum(x, axis=1)
+            R.output(y)
+        return y
+
+
 def kernels(module: ir.IRModule) -> str:
     """The CUDA of a Relax module, by TVM's own pipeline."""
     imports = relax.build(module, HOPPER).mod.imports
@@ -153,6 +173,18 @@ def test_a_product_with_an_image_goes_past_shared_memory_in_dlight() -> None:
 def test_a_slice_behind_a_convolution_fails_in_dlight() -> None:
     said = failure(lambda: relax.build(CausalConvolution, HOPPER))
     still("no attribute 'value'" in said, "schedules/rules/for_target.py")
+
+
+def test_what_follows_a_reduction_of_one_step_is_computed_twice() -> None:
+    text = kernels(ProductOfOneStep)
+    begun = re.search(r"(\w+\[.*\]) = expf\(0x0p.*\n *(\w+\[.*\]) = expf\(\((\w+\[.*\]) \+ \(", text)
+    still(begun and len(set(begun.groups())) == 1, "schedules/rules/sums.py")
+
+
+def test_threads_sum_up_bfloat16_without_a_barrier() -> None:
+    text = kernels(SumOfBfloat16)
+    last = text[text.index("w_8_0 = ") : text.index("w_1_0 = ")]
+    still(last.count("red_buf0") > 4 and "__sync" not in last, "schedules/rules/sums.py")
 
 
 @I.ir_module
