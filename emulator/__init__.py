@@ -67,7 +67,7 @@ What it does not
 
 A clean run says that for this shape and these seeds, indices, layouts, waits and barriers are right as far as the above
 goes. It does not prove other shapes. The layouts themselves (fragments, descriptors, swizzles, boxes and what is beyond
-a tensor's edges) are held to traces of an H200, value by value (:mod:`harness.lab.traces`).
+a tensor's edges) are held to traces of an H200, value by value (:mod:`lab.traces`).
 """
 
 from tensorir_ladder.emulator.compiler import find_host_compiler

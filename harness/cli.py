@@ -244,7 +244,8 @@ def parser_of(name: str) -> Parser:
 
 
 def _module(name: str) -> ModuleType:
-    return import_module(f"{PACKAGE}.harness.commands.{name}")
+    room = "lab" if name in GROUPS["lab"] else "harness"
+    return import_module(f"{PACKAGE}.{room}.commands.{name}")
 
 
 def _reports() -> ModuleType:

@@ -8,7 +8,6 @@ memory : bringing operands closer, to shared memory and registers, and results b
 pipeline : software pipelining
 tensor_cores : mma.sync, wgmma, fragments
 recipes : compositions that work, for others' loop nests
-rules : the same as rules for dlight
 workloads : functions to schedule
 tiles, cost, isa : tiles, what they cost on a machine, and what the machine's instructions are
 errors : what is raised where something cannot be right
@@ -29,7 +28,6 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "pipeline",
         "tensor_cores",
         "recipes",
-        "rules",
         "workloads",
         "tiles",
         "cost",

@@ -14,7 +14,7 @@ import pytest
 from support.sampling import sample
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("schedules", "kernels", "steps", "torch_ops", "harness", "reports", "emulator")
+FOLDERS = ("schedules", "kernels", "relax", "steps", "torch_ops", "harness", "reports", "emulator", "lab")
 
 
 def public(body: list[ast.stmt]) -> Iterator[ast.FunctionDef | ast.ClassDef]:

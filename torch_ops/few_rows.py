@@ -40,7 +40,7 @@ class Streamed:
 
     def build(self, problem: Matmul, setting: Setting) -> tirx.PrimFunc:
         """Schedule and lower a product of few rows or columns; NotTaken for all others."""
-        from tensorir_ladder.schedules.rules import Decode  # here: most calls take other kernels
+        from tensorir_ladder.relax.rules import Decode  # here: most calls take other kernels
 
         return Decode().schedule(finished_matmul(problem, setting.finish), setting.machine.target)
 

@@ -16,8 +16,8 @@ from tensorir_ladder.harness.built_schedules import SCHEDULES, build_schedule, f
 from tensorir_ladder.harness.commands.options import UsageError, add_jobs
 from tensorir_ladder.harness.commands.printing import progress
 from tensorir_ladder.harness.commands.values import whole
-from tensorir_ladder.harness.lab.workers import Lost, Tell, each_in_a_process
 from tensorir_ladder.harness.machines import DEFAULT_ARCH, choosing_machine, machine_for
+from tensorir_ladder.harness.workers import Lost, Tell, each_in_a_process
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.kernels.codegen.build_cache import cache_folder
 from tensorir_ladder.kernels.codegen.toolchain import Compiler

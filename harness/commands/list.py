@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from tensorir_ladder.harness.commands.printing import console, new_table
-from tensorir_ladder.harness.lab.microbench import BENCHMARKS
 from tensorir_ladder.harness.machines import MACHINES
 from tensorir_ladder.harness.models.rate_files import measured_gpus
 from tensorir_ladder.harness.peers import KINDS
@@ -28,7 +27,7 @@ def run(_options: argparse.Namespace, _command: str) -> int:
     print(f"architectures: {', '.join(MACHINES)}")
     for file in measured_gpus():
         measured = sum(bool(quantity.samples) for quantity in file.quantities.values())
-        print(f"rates of {file.gpu} ({file.arch}): {measured} of {len(BENCHMARKS)} measured by microbench")
+        print(f"rates of {file.gpu} ({file.arch}): {measured} measured by microbench")
     print(f"peers (run and sweep --peers): {', '.join(KINDS)}")
     return 0
 

@@ -1,6 +1,6 @@
 """How many stages a pipeline wants: what one k tile costs, what of a load's latency is hidden, what still fits.
 
-First-order physics from rates measured by microbenchmarks (:mod:`harness.lab.microbench`), from counts in the machine
+First-order physics from rates measured by microbenchmarks (:mod:`lab.microbench`), from counts in the machine
 code and from the registers that the compiler took; no constant is fitted to a kernel's time. Per k tile of one block,
 with n stages:
 

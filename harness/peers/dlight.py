@@ -21,7 +21,7 @@ from tensorir_ladder.harness.machines import Machine
 from tensorir_ladder.harness.peers.entrant import Entrant, PeerFailed, PeerKind, checked, say
 from tensorir_ladder.harness.race import TUNING
 from tensorir_ladder.kernels.codegen.toolchain import compile_cubin, require_compiler
-from tensorir_ladder.schedules.rules.tensor_intrinsics import import_quickly
+from tensorir_ladder.relax.rules.tensor_intrinsics import import_quickly
 from tensorir_ladder.schedules.workloads import Matmul
 
 NAMES = ("dlight", "dlight (sm_90)")

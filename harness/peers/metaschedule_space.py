@@ -1,6 +1,6 @@
 """MetaSchedule in the space of this project's rules, ranked by the steps' cost: 64 trials of a float32 product.
 
-What a user of MetaSchedule gets by :mod:`schedules.rules.space`; TVM's own space is :mod:`.metaschedule`.
+What a user of MetaSchedule gets by :mod:`relax.rules.space`; TVM's own space is :mod:`.metaschedule`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from tensorir_ladder.harness.machines import Machine
 from tensorir_ladder.harness.peers.entrant import Entrant, PeerFailed, PeerKind, PeerMissing, say
 from tensorir_ladder.harness.peers.metaschedule import trials_timed
 from tensorir_ladder.kernels.codegen.toolchain import require_compiler
-from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
-from tensorir_ladder.schedules.rules import (
+from tensorir_ladder.relax.rules import (
     CheapestFirst,
     TileCost,
     contraction_space,
@@ -27,6 +26,7 @@ from tensorir_ladder.schedules.rules import (
     local_builder,
     local_runner,
 )
+from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
 from tensorir_ladder.schedules.workloads import Matmul
 
 TRIALS, AT_ONCE = 64, 32

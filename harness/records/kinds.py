@@ -533,7 +533,7 @@ class BadDraw(_Stored):
 
 @dataclass(frozen=True)
 class Nests(_Stored):
-    """Count what became of drawn loop nests, each run pipelined and not; see :mod:`harness.lab.nests`.
+    """Count what became of drawn loop nests, each run pipelined and not; see :mod:`lab.nests`.
 
     ``right``: the same bit for bit, ``emulated`` of them as CUDA in the emulator too; ``refused``, for ``reasons``;
     ``wrong``; ``failed`` to be lowered after they were accepted; ``lost`` with their process. ``features`` has these
@@ -561,7 +561,7 @@ class Nests(_Stored):
 
 @dataclass(frozen=True)
 class RuleDraws(_Stored):
-    """Count what became of drawn functions and modules; see :mod:`harness.lab.rule_draws`.
+    """Count what became of drawn functions and modules; see :mod:`lab.rule_draws`.
 
     ``right``: our rules took all functions, ``taken`` by which, and the result computes the same in the emulator;
     ``left``: they declined one for ``reasons``, and as dlight schedules it the result is right, too; ``wrong``;

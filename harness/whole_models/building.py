@@ -25,11 +25,11 @@ from tensorir_ladder.harness.peers.dlight import plain
 from tensorir_ladder.harness.whole_models.definitions import Model
 from tensorir_ladder.kernels.codegen.lowering import cuda_compiler
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, compile_cubin
-from tensorir_ladder.kernels.relax_attention import NAME as ATTENTION
+from tensorir_ladder.relax.attention import NAME as ATTENTION
+from tensorir_ladder.relax.rules.for_target import dlight_rules, dlight_target
+from tensorir_ladder.relax.rules.rule import BY, HOW, Failure, failures_kept, is_scheduled
+from tensorir_ladder.relax.rules.tensor_intrinsics import import_quickly
 from tensorir_ladder.schedules.errors import IllegalWorkload
-from tensorir_ladder.schedules.rules.for_target import dlight_rules, dlight_target
-from tensorir_ladder.schedules.rules.rule import BY, HOW, Failure, failures_kept, is_scheduled
-from tensorir_ladder.schedules.rules.tensor_intrinsics import import_quickly
 
 LADDER = "tensorir_ladder"
 UNNAMED = "TVM's default"  # who schedules what no rule takes
@@ -139,7 +139,7 @@ def _stock_passes(target: Target, watch: Watch) -> Pass:
 
 def _ladder_passes(target: Target, _watch: Watch) -> Pass:
     """Run what the README tells users to run before TVM's own pipeline, which finds nothing left to schedule."""
-    import tensorir_ladder.schedules.rules  # noqa: F401 - registers the pipeline
+    import tensorir_ladder.relax  # noqa: F401 - registers the pipeline
 
     return Sequential([relax.get_pipeline(LADDER, target=target), relax.get_default_pipeline(target)])
 

@@ -18,7 +18,7 @@ from tensorir_ladder.harness.machines import Machine
 from tensorir_ladder.harness.whole_models.definitions import ENTRY
 from tensorir_ladder.kernels.codegen.host_code import read_host
 from tensorir_ladder.kernels.codegen.lowering import Generated, generate
-from tensorir_ladder.schedules.rules.rule import OPAQUE
+from tensorir_ladder.relax.rules.rule import OPAQUE
 
 SKIP = 1  # what an instrument of TVM's virtual machine returns to have a call left out
 

@@ -29,7 +29,7 @@ from tensorir_ladder.harness.whole_models.building import Built, RuleSet, interr
 from tensorir_ladder.harness.whole_models.definitions import DTYPE, Model
 from tensorir_ladder.harness.whole_models.execution import Call, Running
 from tensorir_ladder.harness.whole_models.reference import draw_weights, expected
-from tensorir_ladder.schedules.rules.rule import Failure
+from tensorir_ladder.relax.rules.rule import Failure
 
 SUMMED_BY_TORCH = "float16"  # parts of its sums may be
 FUNCTIONS = Plan(rounds=7, warmup_ms=5.0, round_budget_ms=60.0, sample_ms=0.3)  # of one function by itself

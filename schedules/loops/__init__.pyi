@@ -7,7 +7,9 @@ from .last_tile import end_within_tile as end_within_tile
 from .layout import contraction_loops as contraction_loops
 from .layout import flatten_contraction as flatten_contraction
 from .layout import pad_to_tile as pad_to_tile
+from .quotients import divide_without_signs as divide_without_signs
 from .residency import keep_resident as keep_resident
+from .residency import least_blocks as least_blocks
 from .serpentine import lower_serpentines as lower_serpentines
 from .serpentine import required_ptxas_options as required_ptxas_options
 from .serpentine import walk_serpentine as walk_serpentine

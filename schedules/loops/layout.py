@@ -34,7 +34,7 @@ def flatten_contraction(sch: Schedule, block: SBlockRV) -> None:
     ------
     IllegalSchedule : if the block has not two operands, or has no rows, columns or reduction, or only one
         step of one of these, or one that only run time knows the number of; if its loops were cut or bound before.
-        (:func:`schedules.rules.normal_form.product_of` writes such functions anew.)
+        (:func:`relax.rules.normal_form.product_of` writes such functions anew.)
     """
     _check_plain_loops(sch, block)
     stmt, groups = sch.get(block), _group_iterators(sch, block)
@@ -87,7 +87,7 @@ def check_index_dtypes(sch: Schedule, block: SBlockRV) -> None:
             block=block_name(sch, block),
             value=f"{wide[0]}: int64",
             limit="extents of one dtype",
-            remedy="make all of them int32: schedules.rules.narrowed(function)",
+            remedy="make all of them int32: relax.rules.narrowed(function)",
         )
 
 
@@ -104,7 +104,7 @@ def _check_plain_loops(sch: Schedule, block: SBlockRV) -> None:
             break
         stmt = loop.body
     values = list(stmt.iter_values) if isinstance(stmt, s_tir.SBlockRealize) else []
-    remedy = "call it before loops are cut, or write the function anew (schedules.rules.normal_form.product_of)"
+    remedy = "call it before loops are cut, or write the function anew (relax.rules.normal_form.product_of)"
     if len(values) != len(loops) or not all(v.same_as(loop.loop_var) for v, loop in zip(values, loops)):
         raise IllegalSchedule(
             "its loops are not one for each of its iterators, around it alone",
@@ -119,7 +119,7 @@ def _check_plain_loops(sch: Schedule, block: SBlockRV) -> None:
                 loop=str(loop.loop_var.name),
                 value=loop.extent,
                 limit="a constant",
-                remedy="write the function anew (schedules.rules.normal_form.product_of)",
+                remedy="write the function anew (relax.rules.normal_form.product_of)",
             )
 
 
@@ -247,7 +247,7 @@ def check_product(sch: Schedule, block: SBlockRV) -> None:
             block=name,
             value=str(getattr(stmt.body, "value", "several statements")),
             limit="C += A * B",
-            remedy="write the function anew (schedules.rules.normal_form.product_of), or call stage_contraction",
+            remedy="write the function anew (relax.rules.normal_form.product_of), or call stage_contraction",
         )
     *_, rows, columns, _ = (iterator.var for iterator in stmt.iter_vars)
     first, second = (_index_vars(region) for region in operand_regions(sch, block))

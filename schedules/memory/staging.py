@@ -325,7 +325,7 @@ def accumulate_in_registers(sch: Schedule, block: SBlockRV, loop: LoopRV, scope:
         raise IllegalSchedule(
             "what follows the block cannot be fused into its write-back",
             block=block_name(sch, block),
-            remedy="write the function anew, its epilogue in one block (schedules.rules.normal_form.product_of)",
+            remedy="write the function anew, its epilogue in one block (relax.rules.normal_form.product_of)",
         ) from error
     return write_back
 
@@ -338,7 +338,7 @@ def _inline_consumers(sch: Schedule, block: SBlockRV, write_back: SBlockRV) -> N
                 block=block_name(sch, block),
                 value=[block_name(sch, consumer) for consumer in consumers],
                 limit="one chain of elementwise blocks",
-                remedy="write the function anew, its epilogue in one block (schedules.rules.normal_form.product_of)",
+                remedy="write the function anew, its epilogue in one block (relax.rules.normal_form.product_of)",
             )
         _check_reads_each_once(sch, write_back, consumers[0])
         before, consumer = terms_of(condition_of(sch, write_back)), block_name(sch, consumers[0])

@@ -12,6 +12,7 @@ from .contraction import stage_contraction as stage_contraction
 from .split_reduction import SplitReduction as SplitReduction
 from .split_reduction import add_parts as add_parts
 from .split_reduction import split_reduction as split_reduction
+from .streamed_weights import Load as Load
 from .streamed_weights import StreamedWeights as StreamedWeights
 from .streamed_weights import WeightsTile as WeightsTile
 from .streamed_weights import operand_loads as operand_loads

@@ -17,8 +17,8 @@ from tensorir_ladder.emulator.compiler import DEVICE
 from tensorir_ladder.emulator.execution import tvm_uses_fast_math
 from tensorir_ladder.emulator.functions import KNOWN, MATHEMATICS, table
 from tensorir_ladder.emulator.source import PREAMBLE_END
-from tensorir_ladder.harness.lab.function_check import WrongFunction, check_function
 from tensorir_ladder.kernels.codegen.lowering import generate
+from tensorir_ladder.lab.function_check import WrongFunction, check_function
 
 pytestmark = pytest.mark.emulator
 GPU = Target({"kind": "cuda", "arch": "sm_90a"})

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from support.cases import SMALL_TILES, STEPS
 from support.cases import Outcome as Printed
 from tensorir_ladder.harness.cli import parse
-from tensorir_ladder.harness.commands import fuzz
-from tensorir_ladder.harness.lab.drawn_tiles import DRAWN, draw_tile
-from tensorir_ladder.harness.lab.fuzzing import PLACES, Bad, Draw, Outcome, draw_case, run_case, run_draw
-from tensorir_ladder.harness.lab.workers import Lost, Tell, _sweep, each_in_a_process
 from tensorir_ladder.harness.records.writing import is_alive
+from tensorir_ladder.harness.workers import Lost, Tell, _sweep, each_in_a_process
 from tensorir_ladder.kernels.tiles import RoleTile, SwappedTile
+from tensorir_ladder.lab.commands import fuzz
+from tensorir_ladder.lab.drawn_tiles import DRAWN, draw_tile
+from tensorir_ladder.lab.fuzzing import PLACES, Bad, Draw, Outcome, draw_case, run_case, run_draw
 from tensorir_ladder.schedules.tiles import BlockTile, SwappedWarpgroupTile, WarpgroupTile
 from tensorir_ladder.steps.step import Step
 
@@ -232,7 +232,7 @@ def test_work_that_hangs_or_crashes_is_named_and_the_rest_is_done() -> None:
 
 def test_no_process_outlives_one_that_is_killed_and_its_folder_is_swept(tmp_path: Path) -> None:
     work = (
-        "import sys; from support.forever import announce; from tensorir_ladder.harness.lab.workers import *\n"
+        "import sys; from support.forever import announce; from tensorir_ladder.harness.workers import *\n"
         "places = [sys.argv[1] + '/' + name for name in 'ab']\n"
         "if __name__ == '__main__': list(each_in_a_process(announce, places, 2, 60))"
     )

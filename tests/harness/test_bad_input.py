@@ -14,25 +14,11 @@ from support.cases import ROOT, Outcome
 from support.command_lines import command_lines
 from support.reports_fixtures import record
 from tensorir_ladder.harness import cli
-from tensorir_ladder.harness.commands import (
-    bandwidth,
-    bench,
-    build,
-    drawing,
-    fuzz,
-    kernels,
-    measuring,
-    menu,
-    model,
-    mutants,
-    nests,
-    rebuild,
-    rules,
-    sanitize,
-)
+from tensorir_ladder.harness.commands import bandwidth, bench, build, kernels, measuring, menu, model, rebuild
 from tensorir_ladder.harness.fleet import hosting, search
 from tensorir_ladder.harness.records import RecordError
 from tensorir_ladder.kernels.codegen import toolchain
+from tensorir_ladder.lab.commands import drawing, fuzz, mutants, nests, rules, sanitize
 from tensorir_ladder.reports import plot
 from tensorir_ladder.reports.web import build as site
 from tensorir_ladder.reports.web import machine_code

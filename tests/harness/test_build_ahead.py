@@ -15,7 +15,7 @@ from support.torch_stand_in import Library, Tensor, torch_stand_in
 from tensorir_ladder.harness.commands import build
 from tensorir_ladder.harness.commands.build import ToBuild, read_shapes
 from tensorir_ladder.harness.commands.options import UsageError
-from tensorir_ladder.harness.lab.workers import Lost
+from tensorir_ladder.harness.workers import Lost
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops import call, kept

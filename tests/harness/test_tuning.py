@@ -30,11 +30,11 @@ from tensorir_ladder.harness.tuning import (
 )
 from tensorir_ladder.harness.verify import WrongResult
 from tensorir_ladder.kernels.codegen.toolchain import CompileError
+from tensorir_ladder.relax.rules.contraction import Contraction
+from tensorir_ladder.relax.rules.normal_form import product_of
 from tensorir_ladder.schedules.cost import Measured
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
-from tensorir_ladder.schedules.rules.contraction import Contraction
-from tensorir_ladder.schedules.rules.normal_form import product_of
 from tensorir_ladder.schedules.tiles import BlockTile, Choice, ThreadTile, WarpgroupTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.step import Step

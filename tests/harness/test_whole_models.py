@@ -45,12 +45,12 @@ from tensorir_ladder.harness.whole_models.definitions import FAMILIES, Family, M
 from tensorir_ladder.harness.whole_models.execution import Call, Running, arrays, on_the_cpu
 from tensorir_ladder.harness.whole_models.reference import draw_weights, expected
 from tensorir_ladder.harness.whole_models.timing import sets_of
-from tensorir_ladder.kernels.relax import TmaContraction
+from tensorir_ladder.relax import explain, fuse_operators
+from tensorir_ladder.relax.kernel_products import TmaContraction
+from tensorir_ladder.relax.rules.contraction import Contraction
+from tensorir_ladder.relax.rules.rule import Failure
 from tensorir_ladder.reports.check import model_problems
 from tensorir_ladder.reports.models import function_tables, model_tables
-from tensorir_ladder.schedules.rules import explain, fuse_operators
-from tensorir_ladder.schedules.rules.contraction import Contraction
-from tensorir_ladder.schedules.rules.rule import Failure
 
 MACHINE = machine_for("sm_90a")
 STATE = GpuState(1980.0, 3201.0, 200.0, 40.0)

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from support.slow_module import blas_threads, when_imported
-from tensorir_ladder.harness.lab.workers import each_in_a_process
+from tensorir_ladder.harness.workers import each_in_a_process
 
 
 def test_processes_import_the_work_at_once() -> None:

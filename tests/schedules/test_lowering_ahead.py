@@ -17,11 +17,11 @@ from tensorir_ladder.harness.emulation import emulated
 from tensorir_ladder.harness.execution import numpy_dtype
 from tensorir_ladder.kernels.codegen.host_code import read_host
 from tensorir_ladder.kernels.codegen.lowering import Generated, generate
+from tensorir_ladder.relax.rules import by_extent
 from tensorir_ladder.schedules import pipeline, recipes
 from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalSchedule
 from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
 from tensorir_ladder.schedules.pipeline.one_barrier import HIDES_READS
-from tensorir_ladder.schedules.rules import by_extent
 from tensorir_ladder.schedules.tiles import ThreadTile
 from tensorir_ladder.schedules.workloads import Matmul
 

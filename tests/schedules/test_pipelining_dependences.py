@@ -15,7 +15,7 @@ from tvm.s_tir.schedule import LoopRV
 from tvm.script import tirx as T
 
 from support.nests import ATTACKS, BEGIN, BROKEN, COPY, END, ONLINE, SUM, USE, nest
-from tensorir_ladder.harness.lab.nests import Nest, Outcome, draw, run_nests
+from tensorir_ladder.lab.nests import Nest, Outcome, draw, run_nests
 from tensorir_ladder.schedules.errors import IllegalPipeline
 from tensorir_ladder.schedules.pipeline import (
     buffer_stages,

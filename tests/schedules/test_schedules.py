@@ -13,6 +13,8 @@ from tvm.s_tir import Schedule
 
 from support.schedules_on_cpu import TARGET, convolve, cuda_text, normal, run
 from tensorir_ladder.harness.execution import compile_serial
+from tensorir_ladder.relax.rules import narrowed
+from tensorir_ladder.relax.rules.contraction import Contraction
 from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalSchedule, IllegalTile, IllegalWorkload
 from tensorir_ladder.schedules.inspection import loop_extent, loop_extents
 from tensorir_ladder.schedules.loops import (
@@ -33,8 +35,6 @@ from tensorir_ladder.schedules.memory import (
 )
 from tensorir_ladder.schedules.pipeline import pipeline_loop, required_pass_config, required_tir_pipeline
 from tensorir_ladder.schedules.recipes import stage_contraction, stage_for_warps
-from tensorir_ladder.schedules.rules import narrowed
-from tensorir_ladder.schedules.rules.contraction import Contraction
 from tensorir_ladder.schedules.tiles import ThreadTile, WarpTile
 from tensorir_ladder.schedules.workloads import Matmul, batched_matmul, conv2d_nhwc, gemm, matmul_bias_relu
 

@@ -16,11 +16,11 @@ from tensorir_ladder.harness.emulation import EmulatorBackend, emulated
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.verify import verify
 from tensorir_ladder.kernels.codegen.lowering import generate
+from tensorir_ladder.relax.rules import Contraction
 from tensorir_ladder.schedules import pipeline
 from tensorir_ladder.schedules.passes import needs_of
 from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
 from tensorir_ladder.schedules.recipes import stage_contraction
-from tensorir_ladder.schedules.rules import Contraction
 from tensorir_ladder.schedules.tiles import ThreadTile
 from tensorir_ladder.schedules.workloads import Matmul
 

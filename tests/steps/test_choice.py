@@ -20,10 +20,10 @@ from tensorir_ladder.harness.records import RESULTS, load_records, load_shapes, 
 from tensorir_ladder.harness.schedule_menus import read_menus
 from tensorir_ladder.harness.shapes import draw_shapes, scheduled_case
 from tensorir_ladder.harness.verify import verify
+from tensorir_ladder.relax.rules import contraction
 from tensorir_ladder.schedules import cost
 from tensorir_ladder.schedules.cost import choice_cost, choose
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
-from tensorir_ladder.schedules.rules import contraction
 from tensorir_ladder.schedules.tiles import Choice, TileSet, WarpTile
 from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
 from tensorir_ladder.steps import step10_wgmma

@@ -11,12 +11,12 @@ import tvm
 
 from tensorir_ladder.emulator import EmulatedProgram
 from tensorir_ladder.harness.execution import numpy_dtype
-from tensorir_ladder.harness.lab.gpu_program import GpuProgram
 from tensorir_ladder.kernels.attention import BY_HEAD, TILE, Attention, AttentionTile, attention
 from tensorir_ladder.kernels.codegen.host_code import launch_plan
 from tensorir_ladder.kernels.codegen.launch_plan import COUNTED, LaunchPlan, Planned, TensorMap
 from tensorir_ladder.kernels.codegen.lowering import Generated, generate
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, compile_cubin
+from tensorir_ladder.lab.gpu_program import GpuProgram
 from tensorir_ladder.schedules.isa import WGMMA_ARCH
 
 NAMES = tuple("QKVO")

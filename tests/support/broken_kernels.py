@@ -17,8 +17,8 @@ from tensorir_ladder.emulator import EmulatedProgram
 from tensorir_ladder.emulator.source import PREAMBLE_END
 from tensorir_ladder.harness.build import Kernel, lower
 from tensorir_ladder.harness.emulation import emulated
-from tensorir_ladder.harness.lab.sanitizer.subjects import Subject
-from tensorir_ladder.harness.lab.traces.probe import PREAMBLE
+from tensorir_ladder.lab.sanitizer.subjects import Subject
+from tensorir_ladder.lab.traces.probe import PREAMBLE
 from tensorir_ladder.schedules.workloads import Matmul
 
 WRONG = "wrong result"

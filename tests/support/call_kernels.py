@@ -10,7 +10,6 @@ from tvm import tirx
 
 from support.cases import hopper
 from tensorir_ladder.emulator import EmulatedProgram
-from tensorir_ladder.harness.lab.sanitizer.subjects import Subject
 from tensorir_ladder.kernels.codegen.host_code import launch_plan
 from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.kernels.persistent import persistent
@@ -19,6 +18,7 @@ from tensorir_ladder.kernels.swapped import swapped
 from tensorir_ladder.kernels.tiles import ClusterTile, HopperTile, RoleTile
 from tensorir_ladder.kernels.unaligned import unaligned
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
+from tensorir_ladder.lab.sanitizer.subjects import Subject
 from tensorir_ladder.schedules.workloads import Matmul
 
 # A step, its variant, a ragged product and its layout, tile, stages, and multiprocessors where blocks stay on few.

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from tensorir_ladder.harness.lab.workers import Tell
+from tensorir_ladder.harness.workers import Tell
 
 
 def announce(path: str, tell: Tell) -> None:

@@ -1,5 +1,5 @@
-"""What tests check functions by, and ``ladder rules`` too: :mod:`harness.lab.function_check`."""
+"""What tests check functions by, and ``ladder rules`` too: :mod:`lab.function_check`."""
 
-from tensorir_ladder.harness.lab.function_check import Checked as Checked
-from tensorir_ladder.harness.lab.function_check import WrongFunction as WrongFunction
-from tensorir_ladder.harness.lab.function_check import check_function as check_function
+from tensorir_ladder.lab.function_check import Checked as Checked
+from tensorir_ladder.lab.function_check import WrongFunction as WrongFunction
+from tensorir_ladder.lab.function_check import check_function as check_function

@@ -6,7 +6,7 @@ import importlib
 from types import ModuleType
 
 from tensorir_ladder.kernels.short_stack import on_a_short_stack
-from tensorir_ladder.schedules.rules.tensor_intrinsics import import_quickly
+from tensorir_ladder.relax.rules.tensor_intrinsics import import_quickly
 
 
 @on_a_short_stack

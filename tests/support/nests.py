@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from tensorir_ladder.harness.lab.nests import LOOP, Nest
+from tensorir_ladder.lab.nests import LOOP, Nest
 
 LANES, STEPS, ROWS = 8, 6, 20
 ALLOCATED = {  # where no other scope is said

@@ -10,7 +10,7 @@ from dataclasses import replace
 from support.cases import STEPS, make_case
 from tensorir_ladder.harness.build import lower
 from tensorir_ladder.harness.emulation import emulated
-from tensorir_ladder.harness.lab.sanitizer.subjects import Subject
+from tensorir_ladder.lab.sanitizer.subjects import Subject
 from tensorir_ladder.schedules.cost import Planned
 
 BOXES, OWN_WARP = Planned(boxes=True), Planned(boxes=True, own_warp=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from tensorir_ladder.harness.lab.workers import Tell
+from tensorir_ladder.harness.workers import Tell
 
 BEGUN = time.monotonic()
 time.sleep(1)

@@ -18,7 +18,7 @@ from tvm.script import tirx as T
 
 from tensorir_ladder.harness.execution import numpy_dtype
 from tensorir_ladder.kernels.codegen.arithmetic import evaluate
-from tensorir_ladder.schedules.rules.ranges import symbolic_extents
+from tensorir_ladder.relax.rules.ranges import symbolic_extents
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,12 @@ from tvm import relax
 from tvm.ir.transform import PassContext
 from tvm.target import Target
 
-import tensorir_ladder.schedules.rules  # noqa: F401 - registers the pipeline
+import tensorir_ladder.relax.rules  # noqa: F401 - registers the pipeline
 from tensorir_ladder.harness.execution import gpu_machine
 from tensorir_ladder.harness.machines import Machine
 from tensorir_ladder.harness.whole_models.building import LADDER, Watch
 from tensorir_ladder.harness.whole_models.execution import Emulated, on_the_cpu
-from tensorir_ladder.schedules.rules.rule import is_scheduled
+from tensorir_ladder.relax.rules.rule import is_scheduled
 
 torch = pytest.importorskip("torch")
 nn = torch.nn

@@ -15,7 +15,7 @@ from tensorir_ladder.emulator import EmulatedProgram, find_host_compiler
 from tensorir_ladder.kernels.codegen.host_code import launch_plan
 from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue
-from tensorir_ladder.schedules.rules import NotTaken
+from tensorir_ladder.relax.rules import NotTaken
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.choice import Setting, choose
 from tensorir_ladder.torch_ops.few_rows import Streamed, streams

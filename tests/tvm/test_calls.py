@@ -19,5 +19,5 @@ def test_empty_tensors_with_torchs_strides_are_refused() -> None:
     own = tvm.runtime.empty(shape, "float32")
     assert (tvm_ffi.from_dlpack(nothing).strides, own.strides) == (torchs, (0, 4, 1))
     copy(own, own)
-    where = "tests/kernels/test_relax_attention.py (empty operands are TVM's own)"
+    where = "tests/relax/test_attention.py (empty operands are TVM's own)"
     still("Mismatched x.strides" in failure(lambda: copy(tvm_ffi.from_dlpack(nothing), own)), where)

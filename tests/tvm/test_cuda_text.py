@@ -13,8 +13,8 @@ from tvm.script import tirx as T
 
 from support.stock_tvm import failure, kernel, still
 
-NARROW = "schedules/rules/normal_form.py (product_of)"
-WHOLE = "schedules/rules/computations.py (computations_of)"
+NARROW = "relax/rules/normal_form.py (product_of)"
+WHOLE = "relax/rules/computations.py (computations_of)"
 VECTORS = "schedules/loops/vectorization.py (widest_vector)"
 
 
@@ -63,7 +63,7 @@ def test_a_shared_part_of_indices_takes_their_alignment_away() -> None:
 
 def test_a_choice_is_made_element_by_element() -> None:
     text = by_vectors("float32", 2, lambda value: tirx.if_then_else(value < 0, tirx.const(0, "float32"), value))
-    still("condval" in text and "float2" not in text, "schedules/rules/normal_form.py")
+    still("condval" in text and "float2" not in text, "relax/rules/normal_form.py")
     chosen = by_vectors("float32", 2, lambda value: tirx.Select(value < 0, tirx.const(0, "float32"), value))
     assert "*(float2*)(y_ptr" in chosen
 

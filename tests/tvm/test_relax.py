@@ -52,7 +52,7 @@ class TransposeOfAVector:
 @pytest.mark.parametrize("module", [ItsOwnTranspose, TransposeReadTwice, TransposeOfAVector])
 def test_a_transpose_does_not_join_its_product(module: ir.IRModule) -> None:
     said = failure(lambda: relax.transform.FuseTransposeMatmul()(module))
-    still(said != "", "schedules/rules/relax_passes.py (ReadTransposed)")
+    still(said != "", "relax/passes.py (ReadTransposed)")
 
 
 @I.ir_module
@@ -149,42 +149,42 @@ def test_a_power_of_a_negative_number_is_nan() -> None:
     with HOPPER, mock.patch.object(nvcc.subprocess, "Popen", side_effect=RuntimeError("not run")) as run:
         failure(lambda: nvcc.compile_cuda("", target_format="ptx", compiler="nvcc"))
     text, options = kernels(Squares), run.call_args.args[0]
-    still("powf(x_ptr" in text and "--use_fast_math" in options, "schedules/rules/fast_math.py")
+    still("powf(x_ptr" in text and "--use_fast_math" in options, "relax/rules/fast_math.py")
 
 
 def test_an_adaptive_pool_is_no_kernel() -> None:
     text = kernels(AdaptivePool)
     assert "__global__" in kernels(Squares)
-    still("__global__" not in text, "schedules/rules/legalization.py")
+    still("__global__" not in text, "relax/legalization.py")
 
 
 def test_a_convolution_of_one_pixel_fails_in_dlight() -> None:
     said = failure(lambda: relax.build(SqueezeAndExcitation, HOPPER))
-    still("consumers of the cache-write stage" in said, "schedules/rules/for_target.py")
+    still("consumers of the cache-write stage" in said, "relax/rules/for_target.py")
 
 
 def test_a_product_with_an_image_goes_past_shared_memory_in_dlight() -> None:
     """Five channels, sixteen threads along them, and no condition on the store but for the threads of each sum."""
     text = kernels(SqueezeAndExcitationOfOne)
     (guard,) = re.findall(r"if \((.*)\) \{\n *\w+_shared\w*\[\(\(int\)threadIdx\.y\)\] = red_buf0", text)
-    still(re.search(r"_shared\w*\[5\]", text) and "threadIdx.y" not in guard, "schedules/rules/for_target.py")
+    still(re.search(r"_shared\w*\[5\]", text) and "threadIdx.y" not in guard, "relax/rules/for_target.py")
 
 
 def test_a_slice_behind_a_convolution_fails_in_dlight() -> None:
     said = failure(lambda: relax.build(CausalConvolution, HOPPER))
-    still("no attribute 'value'" in said, "schedules/rules/for_target.py")
+    still("no attribute 'value'" in said, "relax/rules/for_target.py")
 
 
 def test_what_follows_a_reduction_of_one_step_is_computed_twice() -> None:
     text = kernels(ProductOfOneStep)
     begun = re.search(r"(\w+\[.*\]) = expf\(0x0p.*\n *(\w+\[.*\]) = expf\(\((\w+\[.*\]) \+ \(", text)
-    still(begun and len(set(begun.groups())) == 1, "schedules/rules/sums.py")
+    still(begun and len(set(begun.groups())) == 1, "relax/rules/sums.py")
 
 
 def test_threads_sum_up_bfloat16_without_a_barrier() -> None:
     text = kernels(SumOfBfloat16)
     last = text[text.index("w_8_0 = ") : text.index("w_1_0 = ")]
-    still(last.count("red_buf0") > 4 and "__sync" not in last, "schedules/rules/sums.py")
+    still(last.count("red_buf0") > 4 and "__sync" not in last, "relax/rules/sums.py")
 
 
 @I.ir_module
@@ -232,7 +232,7 @@ def test_threads_of_a_cumulative_sum_read_what_others_write() -> None:
     text = kernels(CumulativeSum)
     read = text.index("make_longlong4(shared_buf_ptr[")
     written = text.index("*(longlong4*)(shared_buf_ptr", read)
-    still("__syncthreads" not in text[read:written], "schedules/rules/relax_passes.py (LegalizeScans)")
+    still("__syncthreads" not in text[read:written], "relax/passes.py (LegalizeScans)")
 
 
 def test_threads_of_a_cumulative_product_share_their_places() -> None:
@@ -240,16 +240,16 @@ def test_threads_of_a_cumulative_product_share_their_places() -> None:
     shared = re.findall(r"(\w*_ptr)\[0\] = \(\(int\)", text)
     still(
         shared and all(f"int* __restrict__ {name}" in text for name in shared),
-        "schedules/rules/relax_passes.py (LegalizeScans)",
+        "relax/passes.py (LegalizeScans)",
     )
 
 
 def test_a_sum_of_unknown_shape_is_not_dispatched() -> None:
     with HOPPER:
         said = failure(lambda: relax.backend.DispatchSortScan()(UnknownSum))
-    still(said != "", "schedules/rules/relax_passes.py (LegalizeScans)")
+    still(said != "", "relax/passes.py (LegalizeScans)")
 
 
 def test_a_slice_up_to_a_symbol_is_not_legalized() -> None:
     said = failure(lambda: relax.transform.LegalizeOps()(SliceUpToASymbol))
-    still("axis < src_tensor_dim" in said, "schedules/rules/relax_passes.py (SimplifyShapes)")
+    still("axis < src_tensor_dim" in said, "relax/passes.py (SimplifyShapes)")

@@ -60,14 +60,14 @@ def test_the_inverse_of_a_rotation_is_not_one() -> None:
     j = tirx.Var("j", "int32")
     rotated = tirx.IndexMap([j], [tirx.floormod(j + 3, 8)], None).inverse([8])
     first = int(rotated.map_indices([tirx.const(0, "int32")])[0])
-    still(first == 0, "schedules/rules/normal_form.py (of a map with such an index no inverse is taken)")
+    still(first == 0, "relax/rules/normal_form.py (of a map with such an index no inverse is taken)")
 
 
 def test_regions_are_equal_whatever_buffers_they_are_of() -> None:
     near, far = (tirx.decl_buffer((8,), "float16", name) for name in ("near", "far"))
     same = tvm_ffi.structural_equal(tirx.BufferRegion(near, [ir.Range(0, 8)]), tirx.BufferRegion(far, [ir.Range(0, 8)]))
     assert not tvm_ffi.structural_equal(tirx.BufferLoad(near, [0]), tirx.BufferLoad(far, [0]))
-    still(same, "schedules/rules/normal_form.py (loads are compared)")
+    still(same, "relax/rules/normal_form.py (loads are compared)")
 
 
 def test_a_consumer_that_repeats_elements_is_not_inlined() -> None:
@@ -81,7 +81,7 @@ def test_a_consumer_that_repeats_elements_is_not_inlined() -> None:
 def test_an_assertion_has_its_parameters_exchanged() -> None:
     made = tirx.AssertStmt(tirx.const(True, "bool"), ir.StringImm("ValueError"), [ir.StringImm("said")])
     assert made.error_kind.value == "ValueError"
-    still(list(inspect.signature(tirx.AssertStmt).parameters)[:2] == ["kind", "condition"], "schedules/rules/limits.py")
+    still(list(inspect.signature(tirx.AssertStmt).parameters)[:2] == ["kind", "condition"], "relax/rules/limits.py")
 
 
 @T.prim_func(s_tir=True)
@@ -151,6 +151,6 @@ def test_dlight_takes_hopper_for_a_gpu_without_tensor_cores() -> None:
         detected = tvm.target.Target.current()
         rule = dlight.ApplyDefaultSchedule(dlight.gpu.Matmul())
         text = rule(tvm.IRModule({"main": te.create_prim_func([a, b, c])})).script()
-    where = "schedules/rules (which read the architecture themselves), harness/peers/dlight.py"
+    where = "relax/rules (which read the architecture themselves), harness/peers/dlight.py"
     still((check_sm_version("sm_90"), check_sm_version("sm_90a")) == (90, -1), where)
     still("tirx.is_scheduled" in text and "mma" not in text, f"{where}: {detected.attrs['arch']}")

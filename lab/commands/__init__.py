@@ -1,0 +1,1 @@
+"""The commands of ``ladder`` that test the project itself, as :mod:`harness.commands` describes one."""

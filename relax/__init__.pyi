@@ -1,0 +1,14 @@
+from .attention import FuseAttention as FuseAttention
+from .explanation import Explanation as Explanation
+from .explanation import Row as Row
+from .explanation import explain as explain
+from .kernel_products import with_kernels_of_steps as with_kernels_of_steps
+from .linking import link_kernels as link_kernels
+from .passes import ComputeInFloat32 as ComputeInFloat32
+from .passes import DequantizeInProduct as DequantizeInProduct
+from .passes import LegalizeScans as LegalizeScans
+from .passes import ReadTransposed as ReadTransposed
+from .passes import SimplifyShapes as SimplifyShapes
+from .passes import WidenInRows as WidenInRows
+from .pipelines import fuse_operators as fuse_operators
+from .pipelines import pipeline as pipeline
