@@ -10,6 +10,9 @@ schedule is the function behind a guard::
 
 An error of TVM becomes an :class:`IllegalSchedule` with TVM's reason; errors of Python's own types, which a mistake in
 this package would raise, stay what they are. Within the package functions call each other without a guard.
+
+Importing any group registers the compilation pipeline :data:`schedules.passes.PIPELINE`, which lowers what functions
+made.
 """
 
 from __future__ import annotations
@@ -22,13 +25,16 @@ from collections.abc import Callable
 from typing import Any
 
 import lazy_loader
+import tvm
 import tvm_ffi
 from tvm.error import InternalError
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ScheduleError
+from tvm.tirx.compilation_pipeline import register_tir_pipeline
 
 from tensorir_ladder.schedules.arguments import Arguments, checked_arguments
 from tensorir_ladder.schedules.errors import IllegalSchedule
+from tensorir_ladder.schedules.passes import PIPELINE
 
 SHOWN = 300  # characters of TVM's reason
 TVM_ERRORS = (ScheduleError, InternalError)
@@ -123,3 +129,12 @@ def _reason(error: Exception) -> str:
     found = re.search(r"^Error message: (.*)", text, re.MULTILINE)
     reason = found.group(1) if found else re.sub(r"^.*Check failed: .*?: ", "", text.strip().splitlines()[-1])
     return reason if len(reason) <= SHOWN else f"{reason[:SHOWN]} ..."
+
+
+def _pipeline() -> tuple[tvm.transform.Pass, ...]:
+    from tensorir_ladder.schedules.pipeline import lowering  # here: nothing is lowered while schedules are written
+
+    return lowering.tir_pipeline()
+
+
+register_tir_pipeline(PIPELINE, _pipeline)

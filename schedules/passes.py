@@ -19,10 +19,9 @@ import tvm
 from tvm import ir, s_tir, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV, StmtSRef
-from tvm.tirx.compilation_pipeline import register_tir_pipeline
 
 PIPELINE = "tensorir_ladder"
-REMEDY = f"pass tir_pipeline={PIPELINE!r} (import tensorir_ladder.schedules.passes) to lower it"
+REMEDY = f"pass tir_pipeline={PIPELINE!r} (import tensorir_ladder.schedules.pipeline) to lower it"
 # TVM's pass InjectPermutedLayout, which every pipeline for scheduled functions runs early, reads this annotation of a
 # block: it takes numbers and names, and fails on a list, which its message shows.
 GUARD = "permuted_layout"
@@ -126,12 +125,3 @@ def _root(sch: Schedule) -> SBlockRV:
     """Return the outermost block of the function that a schedule works on."""
     name = str(sch.func_working_on.name_hint)
     return sch.get_sblock(str(sch.mod[name].body.block.name_hint), name)
-
-
-def _pipeline() -> tuple[tvm.transform.Pass, ...]:
-    from tensorir_ladder.schedules.pipeline import lowering  # its passes are not needed before something is lowered
-
-    return lowering.tir_pipeline()
-
-
-register_tir_pipeline(PIPELINE, _pipeline)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import importlib.util
 import logging
@@ -89,3 +90,7 @@ def get_step(number: int, folder: Path = HERE) -> Step:
                 raise MalformedStep(str(error)) from error
         raise UnknownStep(f"no step {number}; there are {', '.join(map(str, steps))}")
     return steps[number]
+
+
+# A step holds functions; in another process it is found again by its number.
+copyreg.pickle(Step, lambda step: (get_step, (step.number,)))

@@ -178,12 +178,6 @@ class Step:
         on_cpu = ("emulator", "llvm") if self.tensorized else ("emulator",) if self.explicit else ("llvm", "emulator")
         return ("gpu", *on_cpu)
 
-    def __reduce__(self) -> tuple[Callable[[int], Step], tuple[int]]:
-        """Be found again by number in another process."""
-        from tensorir_ladder.steps.registry import get_step
-
-        return get_step, (self.number,)
-
     def variant(self, name: str) -> Variant:
         """Return the variant of that name; UnknownStep lists those there are."""
         for variant in self.variants:

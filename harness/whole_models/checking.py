@@ -9,8 +9,9 @@ from typing import Any
 from tensorir_ladder.harness.execution import NumpyArrays
 from tensorir_ladder.harness.machines import Machine
 from tensorir_ladder.harness.verify import hold
+from tensorir_ladder.harness.whole_models.arithmetic import DTYPE
 from tensorir_ladder.harness.whole_models.building import RuleSet, build
-from tensorir_ladder.harness.whole_models.definitions import DTYPE, Model
+from tensorir_ladder.harness.whole_models.definitions import Model
 from tensorir_ladder.harness.whole_models.execution import Emulated, arrays, on_the_cpu
 from tensorir_ladder.harness.whole_models.reference import draw_weights, expected
 

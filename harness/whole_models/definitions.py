@@ -15,12 +15,11 @@ from tvm import relax, te, tirx
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import op
 
+from tensorir_ladder.harness.whole_models.arithmetic import DTYPE, MASKED, Convolution
 from tensorir_ladder.harness.whole_models.functions import OneOperation, operations
 from tensorir_ladder.schedules.errors import IllegalWorkload
 
-DTYPE = "float16"
 ENTRY = "forward"
-MASKED = -3e38  # what softmax makes 0
 
 
 @dataclass(frozen=True)
@@ -118,26 +117,6 @@ class OneLinear(nn.Module):
     def forward(self, x: nn.Tensor) -> nn.Tensor:
         """See the class."""
         return self.linear(x)
-
-
-@dataclass(frozen=True)
-class Convolution:
-    """A convolution of a square picture, its padding half its window, so that a stride of 1 keeps the size."""
-
-    size: int
-    channels_in: int
-    channels_out: int
-    window: int
-    stride: int = 1
-
-    @property
-    def padding(self) -> int:
-        """Zeros around the picture."""
-        return self.window // 2
-
-    def __str__(self) -> str:
-        stride = f"s{self.stride}" if self.stride > 1 else ""
-        return f"{self.size}x{self.channels_in}-{self.channels_out}w{self.window}{stride}"
 
 
 class OneConvolution(nn.Module):

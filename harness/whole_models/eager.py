@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tensorir_ladder.harness.whole_models.definitions import Convolution, Model, ResNetSize, Transformer
+from tensorir_ladder.harness.whole_models.arithmetic import Convolution
+from tensorir_ladder.harness.whole_models.definitions import Model, ResNetSize, Transformer
 from tensorir_ladder.harness.whole_models.functions import Operation
 
 Weights = Mapping[str, Any]

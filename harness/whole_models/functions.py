@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import op
 
-if TYPE_CHECKING:
-    from tensorir_ladder.harness.whole_models.reference import Arithmetic, Known
+from tensorir_ladder.harness.whole_models.arithmetic import Arithmetic, Known, Weights
 
 WIDE, NARROW = "float32", "float16"
 EPS = 1e-5
-Weights = Mapping[str, Any]
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,9 @@ from tensorir_ladder.harness.records import (
 from tensorir_ladder.harness.session import Session
 from tensorir_ladder.harness.verify import Trial, WrongResult, draw_seeds, hold
 from tensorir_ladder.harness.whole_models import eager
+from tensorir_ladder.harness.whole_models.arithmetic import DTYPE
 from tensorir_ladder.harness.whole_models.building import Built, RuleSet, interruptible
-from tensorir_ladder.harness.whole_models.definitions import DTYPE, Model
+from tensorir_ladder.harness.whole_models.definitions import Model
 from tensorir_ladder.harness.whole_models.execution import Call, Running
 from tensorir_ladder.harness.whole_models.reference import draw_weights, expected
 from tensorir_ladder.relax.rules.rule import Failure

@@ -247,7 +247,7 @@ for mod in (done, again.mod):
         tvm.compile(mod, target)
     except Exception as error:
         refused.append(str(error))
-import tensorir_ladder.schedules.passes
+import tensorir_ladder.schedules.pipeline
 from tensorir_ladder.kernels.codegen.lowering import cuda_compiler, generate
 texts = [generate(mod, target, "tensorir_ladder", {"tirx.use_async_copy": True}).cuda for mod in (done, again.mod)]
 json.dump({"refused": refused, "texts": texts}, sys.stdout)
