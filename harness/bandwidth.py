@@ -16,7 +16,7 @@ from tvm.s_tir.schedule import LoopRV
 
 from tensorir_ladder.harness.build import Lowered, asynchronous_copies, compiled, executable, lower_schedule
 from tensorir_ladder.harness.execution import Backend, GpuBackend, device_properties
-from tensorir_ladder.harness.machines import Machine
+from tensorir_ladder.harness.machines import GpuSpec
 from tensorir_ladder.harness.models.time import stream_bound
 from tensorir_ladder.harness.race import Contender, Racecourse, require_room, sets_needed
 from tensorir_ladder.harness.records import StreamRecord, Verification, shape_text
@@ -146,7 +146,7 @@ class BandwidthCase:
     dtype: str
     variant: str
     stages: int
-    machine: Machine
+    machine: GpuSpec
 
     @property
     def kind(self) -> Workload:
@@ -189,7 +189,7 @@ def bandwidth_cases(
     variants: Sequence[str],
     stages: Sequence[int],
     dtype: str,
-    machine: Machine,
+    machine: GpuSpec,
 ) -> list[BandwidthCase]:
     """List every case of these lists, by workload and size; ``stages`` are those of staged cases.
 

@@ -18,7 +18,7 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 
 from tensorir_ladder.harness.any_rows import launched_with_rows, takes_any_rows
-from tensorir_ladder.harness.machines import Machine
+from tensorir_ladder.harness.machines import GpuSpec
 from tensorir_ladder.harness.records import CodeFacts, Resources
 from tensorir_ladder.kernels.codegen import overlap
 from tensorir_ladder.kernels.codegen.host_code import WAITS_FOR_PREVIOUS
@@ -64,7 +64,7 @@ class Case:
     problem: Matmul
     variant: str
     tile: BlockTile
-    machine: Machine
+    machine: GpuSpec
     stages: int
     tile_choice: str = "default"
     planned: Planned | None = None  # as of a Config
@@ -153,7 +153,7 @@ class Case:
 
     @classmethod
     def default(
-        cls, step: Step, problem: Matmul, machine: Machine, variant: str = "", stages: int | None = None
+        cls, step: Step, problem: Matmul, machine: GpuSpec, variant: str = "", stages: int | None = None
     ) -> Case:
         """Make a step's case with the tile chosen for it, and its stages if None; "" is the default variant."""
         variant = variant or step.default_variant(machine.has_cp_async)
@@ -185,7 +185,7 @@ class Lowered:
     """
 
     label: str
-    machine: Machine
+    machine: GpuSpec
     source: Schedule | tirx.PrimFunc
     device: tvm.IRModule
     host: tvm.IRModule
@@ -496,7 +496,7 @@ def lower(case: Case, stamps: Stamps | None = None) -> Kernel:
     return Kernel(**{**shared, "warnings": tuple(str(warning.message) for warning in caught)}, case=case)
 
 
-def lower_schedule(source: Schedule | tirx.PrimFunc, machine: Machine, label: str) -> Lowered:
+def lower_schedule(source: Schedule | tirx.PrimFunc, machine: GpuSpec, label: str) -> Lowered:
     """Lower any schedule of one function, or an explicit kernel, to CUDA text; needs neither a compiler nor a GPU.
 
     Raises IllegalSchedule where a thread's own arrays are too large for registers, or a block's for shared memory.
@@ -567,7 +567,7 @@ def executable(kernel: Lowered) -> Program:
 
 def compile_module(
     mod: tvm.IRModule,
-    machine: Machine,
+    machine: GpuSpec,
     deliver: Callable[[str], bytes],
     pass_config: dict[str, bool] | None = None,
     tir_pipeline: str = "",

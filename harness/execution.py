@@ -18,7 +18,7 @@ from tvm import s_tir, tirx
 from tvm.tirx import compilation_pipeline
 
 from tensorir_ladder.harness.build import Kernel, executable
-from tensorir_ladder.harness.machines import Machine, machine_for
+from tensorir_ladder.harness.machines import GpuSpec, machine_for
 from tensorir_ladder.schedules.loops.serpentine import lower_serpentines
 from tensorir_ladder.schedules.passes import admit, on_functions
 from tensorir_ladder.schedules.pipeline.lowering import unroll_rings
@@ -270,7 +270,7 @@ def arch_of(major: int, minor: int) -> str:
     return f"sm_{major}{minor}" + ("a" if major in (9, 10) else "")
 
 
-def gpu_machine() -> Machine:
+def gpu_machine() -> GpuSpec:
     """Describe the GPU at hand as its driver does, with measured rates only where they are this GPU's."""
     properties = device_properties(require_gpu())
     return machine_for(gpu_arch()).of_gpu(properties.name, properties.multi_processor_count)

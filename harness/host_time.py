@@ -9,7 +9,7 @@ from typing import Any
 
 from tensorir_ladder.harness.build import Kernel, compiled, executable
 from tensorir_ladder.harness.execution import GpuBackend
-from tensorir_ladder.kernels.codegen.launch_plan import Rows
+from tensorir_ladder.kernels.codegen.launch_plan import MatrixRows
 from tensorir_ladder.kernels.codegen.toolchain import Compiler
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.torch_ops import matmul
@@ -67,5 +67,5 @@ def own_launcher(kernel: Kernel, compiler: Compiler, device: int) -> Launcher:
     shapes = {"A": (problem.m, problem.k), "B": problem.b_shape, "C": (problem.m, problem.n)}
     dtypes = {"A": problem.dtype, "B": problem.dtype, "C": problem.out_dtype}
     return Launcher(
-        loaded, {name: Rows(*shape, shape[1] * dtype_bytes(dtypes[name])) for name, shape in shapes.items()}
+        loaded, {name: MatrixRows(*shape, shape[1] * dtype_bytes(dtypes[name])) for name, shape in shapes.items()}
     )

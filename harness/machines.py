@@ -21,7 +21,7 @@ class UnknownTarget(ValueError):
 
 
 @dataclass(frozen=True)
-class Machine:
+class GpuSpec:
     """One GPU. Limits are its architecture's (CUDA C++ programming guide, compute capabilities)."""
 
     arch: str
@@ -58,7 +58,7 @@ class Machine:
         """Return the machine as the cost model and the steps see it."""
         return cost.Machine(self.target(), self.multiprocessors, cost_rates(self.gpu), self.has_cp_async, self.gpu)
 
-    def of_gpu(self, name: str, multiprocessors: int | None = None) -> Machine:
+    def of_gpu(self, name: str, multiprocessors: int | None = None) -> GpuSpec:
         """Return the machine that another GPU of this architecture is: its limits, and multiprocessors of its own.
 
         ``multiprocessors`` are those that its driver or a record counts; without them, those of this machine or of the
@@ -96,14 +96,14 @@ def _multiprocessors_measured(arch: str, gpu: str) -> int:
 
 def _machine(
     arch: str, gpu: str, multiprocessors: int, smem_block_kib: int, smem_sm_kib: int, threads: int, blocks: int
-) -> Machine:
+) -> GpuSpec:
     smem = {"smem_per_block_bytes": smem_block_kib * 1024, "smem_per_sm_bytes": smem_sm_kib * 1024}
     cp_async = {"has_cp_async": arch != "sm_75"}
-    return Machine(arch, gpu, multiprocessors, **smem, threads_per_sm=threads, blocks_per_sm=blocks, **cp_async)
+    return GpuSpec(arch, gpu, multiprocessors, **smem, threads_per_sm=threads, blocks_per_sm=blocks, **cp_async)
 
 
 # The GPU named is the one that stands for its architecture where none is at hand (NVIDIA's data sheets).
-MACHINES: dict[str, Machine] = {
+MACHINES: dict[str, GpuSpec] = {
     machine.arch: machine
     for machine in (
         _machine("sm_75", "Tesla T4", 40, 64, 64, 1024, 16),
@@ -125,7 +125,7 @@ def choosing_machine(gpu: str, multiprocessors: int) -> cost.Machine:
     return machine_for(DEFAULT_ARCH).of_gpu(gpu, multiprocessors).for_choices()
 
 
-def machine_for(arch: str) -> Machine:
+def machine_for(arch: str) -> GpuSpec:
     """Look up an architecture; UnknownTarget lists those known."""
     if arch not in MACHINES:
         raise UnknownTarget(f"unknown arch {arch!r}; known: {', '.join(MACHINES)}")

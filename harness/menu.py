@@ -15,11 +15,11 @@ from tensorir_ladder.harness.cublas import Arena
 from tensorir_ladder.harness.execution import GpuBackend
 from tensorir_ladder.harness.machines import choosing_machine
 from tensorir_ladder.harness.peers import call
-from tensorir_ladder.harness.race import Contender, Plan
+from tensorir_ladder.harness.race import Contender, RoundPlan
 from tensorir_ladder.harness.records import ShapeRecord
 from tensorir_ladder.harness.shapes import draw_shapes
 from tensorir_ladder.harness.verify import WrongResult, draw_seeds, hold, matmul_trial
-from tensorir_ladder.kernels.codegen.launch_plan import Rows
+from tensorir_ladder.kernels.codegen.launch_plan import MatrixRows
 from tensorir_ladder.kernels.codegen.toolchain import Compiler
 from tensorir_ladder.kernels.tiles import RoleTile
 from tensorir_ladder.schedules.cost import Machine
@@ -41,7 +41,7 @@ SIDES = tuple(side + more for side in (256, 512, 1024, 2048, 4096, 8192) for mor
 MENU_GROUPS = (SQUARES, *GROUPS)
 LIKELIEST = 16  # kernels of a shape
 APART = 0.5  # of shapes, as :mod:`torch_ops.nearby` places them: some third of a doubling
-PLAN = Plan(rounds=9, warmup_ms=25.0, sample_ms=1.0, round_budget_ms=250.0)
+PLAN = RoundPlan(rounds=9, warmup_ms=25.0, sample_ms=1.0, round_budget_ms=250.0)
 DIGITS = 4  # of microseconds that are kept
 
 
@@ -144,7 +144,7 @@ def time_menu(taken: Sequence[Candidate], backend: GpuBackend, compiler: Compile
     for each in taken:
         loaded = load_kernel(build_kernel(*each.made_for, compiler), cuda_driver(), torch.cuda.current_device())
         shapes = {"A": (problem.m, problem.k), "B": problem.b_shape, "C": (problem.m, problem.n)}
-        launcher = Launcher(loaded, {name: Rows(*shape, shape[1] * 2) for name, shape in shapes.items()})
+        launcher = Launcher(loaded, {name: MatrixRows(*shape, shape[1] * 2) for name, shape in shapes.items()})
 
         def run(a: Any, b: Any, c: Any, launcher: Launcher = launcher) -> None:
             stream = torch.cuda.current_stream().cuda_stream

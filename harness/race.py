@@ -21,7 +21,7 @@ DIGITS = 7  # of a sample that are kept: events tell half a microsecond apart, o
 
 
 @dataclass(frozen=True)
-class Plan:
+class RoundPlan:
     """Rounds to measure, and time to warm up until clocks settle.
 
     ``sample_ms``: launches are repeated until every contender's part of a round takes so long, as far as a round of
@@ -49,9 +49,9 @@ class Plan:
 
 
 # For what is recorded: a speed is called faster than cuBLAS's by its interval.
-MEASURING = Plan(sample_ms=4.0, half_width=0.005)
+MEASURING = RoundPlan(sample_ms=4.0, half_width=0.005)
 # For choosing among many candidates; then, with more rounds, among the fastest few.
-TUNING, FINAL = Plan(rounds=7, warmup_ms=20.0), Plan(rounds=9, warmup_ms=50.0)
+TUNING, FINAL = RoundPlan(rounds=7, warmup_ms=20.0), RoundPlan(rounds=9, warmup_ms=50.0)
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Racecourse:
                     launch(*operands)
         return graph
 
-    def race(self, contenders: list[Contender], plan: Plan, beside: Sequence[int] = ()) -> Rounds:
+    def race(self, contenders: list[Contender], plan: RoundPlan, beside: Sequence[int] = ()) -> Rounds:
         """Time contenders in interleaved rounds, each round in another order, the GPU never idle inside one.
 
         ``beside``: the places of cuBLAS's forms among the contenders. Rounds go on until the contenders before these
@@ -149,7 +149,7 @@ class Racecourse:
         return [times[index] for index in range(len(graphs))]
 
     @staticmethod
-    def _goes_on(samples: list[list[float]], plan: Plan, beside: Sequence[int], begun: float) -> bool:
+    def _goes_on(samples: list[list[float]], plan: RoundPlan, beside: Sequence[int], begun: float) -> bool:
         """Tell if more rounds are wanted after the fewest, and there is time for them."""
         spent = len(samples[0]) >= plan.most_rounds or (time.perf_counter() - begun) * 1e3 >= plan.budget_ms
         if spent or plan.half_width is None or not beside:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensorir_ladder.harness.environment import max_clocks
-from tensorir_ladder.harness.machines import Machine
+from tensorir_ladder.harness.machines import GpuSpec
 from tensorir_ladder.harness.models.time import compulsory_bytes
 from tensorir_ladder.harness.records import Timing
 from tensorir_ladder.harness.verify import IEEE
@@ -67,18 +67,18 @@ class Roofline:
         return f"times are not held to the GPU's {' and '.join(missing)}: unknown here; {remedy}" if missing else ""
 
 
-def product_roofline(machine: Machine, problem: Matmul, math: str, from_memory: float) -> Roofline:
+def product_roofline(machine: GpuSpec, problem: Matmul, math: str, from_memory: float) -> Roofline:
     """Hold a product's time to its operations and to what of its bytes, a share, does not come from the L2."""
     kind = {"float64": DOUBLE, "float32": SINGLE if math == IEEE else TF32}.get(problem.dtype, HALVES)
     return Roofline(problem.flops, from_memory * compulsory_bytes(problem), *_rates(machine, kind))
 
 
-def stream_roofline(machine: Machine, nbytes: float) -> Roofline:
+def stream_roofline(machine: GpuSpec, nbytes: float) -> Roofline:
     """Hold a time to so many bytes of device memory."""
     return Roofline(0, nbytes, *_rates(machine, SINGLE))
 
 
-def _rates(machine: Machine, kind: str) -> tuple[float | None, float | None, str]:
+def _rates(machine: GpuSpec, kind: str) -> tuple[float | None, float | None, str]:
     if rates := machine.rates:
         halves = max(rates.mma_f16_gflops or 0, rates.wgmma_f16_gflops or 0) or None
         # TF32 runs at half the rate of 16 bits, whichever instruction multiplies; float64 nowhere faster than float32.

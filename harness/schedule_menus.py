@@ -16,7 +16,7 @@ import msgspec
 from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.built_schedules import build_schedule, load_schedule
 from tensorir_ladder.harness.execution import GpuBackend
-from tensorir_ladder.harness.machines import Machine
+from tensorir_ladder.harness.machines import GpuSpec
 from tensorir_ladder.harness.menu import DIGITS, race_menu
 from tensorir_ladder.harness.records import gpu_slug
 from tensorir_ladder.kernels.codegen.toolchain import Compiler
@@ -113,7 +113,7 @@ class _Priced(NamedTuple):
     config: Config
 
 
-def scheduled_candidates(problem: Matmul, machine: Machine) -> list[Case]:
+def scheduled_candidates(problem: Matmul, machine: GpuSpec) -> list[Case]:
     """List the schedules that a product is timed with: what is chosen today first, then those that cost little more.
 
     Of tiles that are nearly the same only one; the cheapest tiles in a few other plans, too: one part more and one

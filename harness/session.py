@@ -18,7 +18,7 @@ from tensorir_ladder.harness.cublas import Arena
 from tensorir_ladder.harness.environment import ROOT, git_state, gpu_identity, sources_digest, versions
 from tensorir_ladder.harness.execution import GpuBackend
 from tensorir_ladder.harness.large_k import LargeK, large_k_case
-from tensorir_ladder.harness.race import MEASURING, Contender, Plan, Rounds
+from tensorir_ladder.harness.race import MEASURING, Contender, RoundPlan, Rounds
 from tensorir_ladder.harness.records import Environment, Journal, Verification, now
 from tensorir_ladder.harness.roofline import Roofline, product_roofline
 from tensorir_ladder.harness.verify import SEEDS, draw_seeds, verify
@@ -39,7 +39,7 @@ class Session:
     backend: GpuBackend
     out: Path
     command: str
-    plan: Plan = MEASURING
+    plan: RoundPlan = MEASURING
     revision: str = ""
     dirty: bool = False
     run: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -106,7 +106,7 @@ class Session:
         self,
         case: Case,
         contenders: list[Contender],
-        plan: Plan,
+        plan: RoundPlan,
         first_seed: int = 0,
         peers: Container[str] = (),
         beside: Sequence[int] = (),

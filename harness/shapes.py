@@ -18,9 +18,9 @@ from types import MappingProxyType
 from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.built_schedules import build_schedule, load_schedule
-from tensorir_ladder.harness.machines import Machine
+from tensorir_ladder.harness.machines import GpuSpec
 from tensorir_ladder.harness.peers import PeerFailed, call
-from tensorir_ladder.harness.race import Plan
+from tensorir_ladder.harness.race import RoundPlan
 from tensorir_ladder.harness.records import ShapeRecord, shape_text
 from tensorir_ladder.harness.roofline import product_roofline
 from tensorir_ladder.harness.session import Session
@@ -30,7 +30,7 @@ from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.choice import choose_step
 
 SMALLEST, LARGEST, WHOLE, MOST_TOKENS = 64, 8192, 8, 8192
-DRAWN = Plan(rounds=9, warmup_ms=30.0, sample_ms=2.0, half_width=0.01, most_rounds=40, budget_ms=300.0)
+DRAWN = RoundPlan(rounds=9, warmup_ms=30.0, sample_ms=2.0, half_width=0.01, most_rounds=40, budget_ms=300.0)
 # Columns and depth of queries, keys and values as one product, of the output, of gate and up as one, and of down.
 LLAMA_3_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 LLAMA_3_70B = ((10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672))
@@ -108,7 +108,7 @@ def draw_shapes(group: str, seed: int, count: int, dtype: str) -> list[Drawn]:
 
 
 @lru_cache(MOST_SHAPES)  # a command asks when it builds, and when it measures
-def scheduled_case(problem: Matmul, machine: Machine) -> Case:
+def scheduled_case(problem: Matmul, machine: GpuSpec) -> Case:
     """Return the step, form and tile that are chosen among the schedules (:func:`steps.choice.choose_step`)."""
     step, config = choose_step(problem, machine.for_choices())
     return Case(step, problem, config.variant, config.tile, machine, config.stages)

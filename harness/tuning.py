@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import tvm
 
 from tensorir_ladder.harness.build import Case, lower
-from tensorir_ladder.harness.race import Plan, Rounds
+from tensorir_ladder.harness.race import RoundPlan, Rounds
 from tensorir_ladder.harness.records import (
     Candidate,
     Environment,
@@ -44,8 +44,12 @@ from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.tiles import BlockTile
 from tensorir_ladder.steps.step import Step
 
-HEATS = (Plan(rounds=7, warmup_ms=20.0), Plan(rounds=9, warmup_ms=50.0), Plan(rounds=11, warmup_ms=100.0))
-CONFIRMATION = Plan(rounds=31, warmup_ms=250.0)
+HEATS = (
+    RoundPlan(rounds=7, warmup_ms=20.0),
+    RoundPlan(rounds=9, warmup_ms=50.0),
+    RoundPlan(rounds=11, warmup_ms=100.0),
+)
+CONFIRMATION = RoundPlan(rounds=31, warmup_ms=250.0)
 CONFIRMATION_SEED = 1_000_000  # beyond the operands of any search
 BATCH = 24
 SURVIVING = 4  # one in so many goes on to the next heat
@@ -220,7 +224,7 @@ class Search(Findings):
                 build.cancel()
             concurrent.futures.wait(building)
 
-    def _time(self, batch: list[Case], plan: Plan) -> None:
+    def _time(self, batch: list[Case], plan: RoundPlan) -> None:
         running = [case for case in batch if self._passes(case)]
         if not running:
             return

@@ -22,7 +22,7 @@ from tensorir_ladder.kernels import epilogue, tma
 from tensorir_ladder.kernels.codegen.launch_plan import COUNTED
 from tensorir_ladder.kernels.fused_epilogue import without
 from tensorir_ladder.kernels.online_softmax import HALVES, OnlineSoftmax
-from tensorir_ladder.kernels.panels import Panels
+from tensorir_ladder.kernels.panels import TmaPanels
 from tensorir_ladder.kernels.ring import Barriers, RingState, check_stages
 from tensorir_ladder.kernels.roles import (
     FEWEST_STAGES,
@@ -277,7 +277,7 @@ def attention(
     tile.check(Target(SM_90A), problem.head, stages)
     check_stages(stages, FEWEST_STAGES, MOST_STAGES)
     head = problem.head
-    q, k, v = Panels(WGMMA_ROWS, head, "k"), Panels(tile.keys, head, "k"), Panels(head, tile.keys, "n")
+    q, k, v = TmaPanels(WGMMA_ROWS, head, "k"), TmaPanels(tile.keys, head, "k"), TmaPanels(head, tile.keys, "n")
     scored = WarpgroupProduct(q, k, tile.keys, problem.dtype)
     summed = WarpgroupProduct(q, v, head, problem.dtype)
     many, tiles = problem.batch * problem.heads, -(-problem.queries // tile.rows)
@@ -365,7 +365,7 @@ class _Place:
     """Place a head of an operand: its tensor map, which of the map's matrices, and its first column there."""
 
     def __init__(self, tensor_map: Var, number: Expr, column: Expr) -> None:
-        self.map, self.column = tma.OneOf(tensor_map, number), column
+        self.map, self.column = tma.OneMatrix(tensor_map, number), column
 
 
 def _maps(problem: Attention, tile: AttentionTile, pointers: tuple[Var, ...]) -> dict[str, Var]:
@@ -379,7 +379,7 @@ def _maps(problem: Attention, tile: AttentionTile, pointers: tuple[Var, ...]) ->
     return found
 
 
-def _load(panels: Panels, place: _Place, token: Expr, into: Buffer, offset: Expr, barrier: Expr) -> None:
+def _load(panels: TmaPanels, place: _Place, token: Expr, into: Buffer, offset: Expr, barrier: Expr) -> None:
     """Emit one thread's loads of a head of some tokens, from ``token`` on, to byte ``offset`` of shared memory."""
     along = (token, place.column) if panels.major == "k" else (place.column, token)
     panels.load(place.map, *along, into, offset, barrier)

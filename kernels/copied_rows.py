@@ -14,7 +14,7 @@ from tvm import tirx
 from tvm.ir import Expr
 from tvm.script import tirx as T
 
-from tensorir_ladder.kernels.codegen.launch_plan import FIRST_BLOCKS, JOB_NUMBERS, JOBS, Rows
+from tensorir_ladder.kernels.codegen.launch_plan import FIRST_BLOCKS, JOB_NUMBERS, JOBS, MatrixRows
 from tensorir_ladder.kernels.roles import OVERLAPS
 
 THREADS = 256
@@ -92,14 +92,14 @@ class Job(NamedTuple):
 NOTHING = Job(0, 1, 0, 0, 0, 0)
 
 
-def padding(source: Rows, target: Rows, itemsize: int) -> Job:
+def padding(source: MatrixRows, target: MatrixRows, itemsize: int) -> Job:
     """Describe the copy of a matrix to longer rows of its own, multiples of 16 bytes; between them is anything."""
     width = -(-source.columns * itemsize // (PIECE * UNIT)) * PIECE
     extent = source.extent(itemsize) // UNIT
     return Job(source.rows, width, width, source.row_bytes // UNIT, target.row_bytes // UNIT, extent)
 
 
-def cutting(source: Rows, target: Rows, itemsize: int) -> Job:
+def cutting(source: MatrixRows, target: MatrixRows, itemsize: int) -> Job:
     """Describe the copy of the first columns of a matrix to rows between which nothing is written."""
     columns, extent = target.columns * itemsize // UNIT, source.extent(itemsize) // UNIT
     step = target.row_bytes // UNIT if target.rows > 1 else columns

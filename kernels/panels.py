@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Panels(isa.Panels):
-    """One operand's k tile in shared memory (:class:`schedules.isa.Panels`), loaded by TMA: each panel is a box.
+class TmaPanels(isa.Panels):
+    """One operand's k tile in shared memory (:class:`schedules.isa.TmaPanels`), loaded by TMA: each panel is a box.
 
     An operand that ``streams`` is loaded once by the whole kernel: its lines are the first to leave the L2 cache. Where
     tiles' edges lie within lines, these are loaded once by either neighbour.
@@ -68,7 +68,7 @@ class Panels(isa.Panels):
 
     def load(
         self,
-        tensor_map: Var | tma.OneOf | tma.Edged,
+        tensor_map: Var | tma.OneMatrix | tma.Edged,
         first: Expr,
         step: Expr,
         into: Buffer,
@@ -92,7 +92,7 @@ class Panels(isa.Panels):
             given = to or blocks
             tma.load(self._map_of(tensor_map, panel), column, row + first_row, place, barrier, given, self.streams)
 
-    def _map_of(self, tensor_map: Var | tma.OneOf | tma.Edged, panel: int | Expr) -> Var | tma.OneOf:
+    def _map_of(self, tensor_map: Var | tma.OneMatrix | tma.Edged, panel: int | Expr) -> Var | tma.OneMatrix:
         if isinstance(tensor_map, tma.Edged):
             return tensor_map.edge if panel == self.count - 1 else tensor_map.whole
         return tensor_map
@@ -114,14 +114,14 @@ class TileProduct:
     ``holds`` descriptors in registers (:mod:`.held`) where launches overlap.
     """
 
-    a: Panels
-    b: Panels
+    a: TmaPanels
+    b: TmaPanels
     columns: int
     dtype: str
     row_tiles: int = 1
     holds: bool = False
 
-    PANELS: ClassVar[type[Panels]] = Panels
+    PANELS: ClassVar[type[TmaPanels]] = TmaPanels
     ROWS: ClassVar[int]
     PART: ClassVar[str]
 
@@ -142,7 +142,7 @@ class TileProduct:
         return cls(a, b, tile.group_n, problem.dtype)
 
     def for_overlap(self, a_streams: bool, b_streams: bool) -> Self:
-        """Return the same for launches that overlap: descriptors are held, and operands may stream (:class:`Panels`).
+        """Return the same for launches that overlap: descriptors are held, and operands may stream.
 
         Other kernels of the steps keep the form that was measured.
         """

@@ -7,7 +7,7 @@ from tvm.script import tirx as T
 from tvm.tirx import Var
 
 from tensorir_ladder.kernels.held import bound, held, held_descriptor, named
-from tensorir_ladder.kernels.panels import Panels
+from tensorir_ladder.kernels.panels import TmaPanels
 from tensorir_ladder.kernels.ring import Barriers, RingState
 from tensorir_ladder.kernels.tiles import PRODUCER_REGISTERS, RESULT_BOXES, RoleTile
 from tensorir_ladder.kernels.tma import Multicast
@@ -330,7 +330,7 @@ class Consumer:
         self.a = self._bind_descriptor("a", product.a, product.a.extent_offset(self.row))
         self.b = self._bind_descriptor("b", product.b, product.a.bytes + product.b.extent_offset(self.column))
 
-    def _bind_descriptor(self, name: str, panels: Panels, place: Expr) -> Var:
+    def _bind_descriptor(self, name: str, panels: TmaPanels, place: Expr) -> Var:
         bind = held_descriptor if self.product.holds else bound
         return bind(name, panels.descriptor(self.shared.ring.ptr_to([place])))
 

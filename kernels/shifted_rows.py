@@ -22,7 +22,7 @@ from tvm.ir import Expr
 from tvm.script import tirx as T
 from tvm.tirx import Buffer
 
-from tensorir_ladder.kernels.panels import Panels
+from tensorir_ladder.kernels.panels import TmaPanels
 from tensorir_ladder.schedules.errors import IllegalWorkload
 from tensorir_ladder.schedules.isa import PANEL, VECTOR_BYTES, WARP, WIDEST
 
@@ -116,7 +116,7 @@ _CASE = "  if (skew == {skew}) {name}_by(from, to, left, {skew});\n"
 class ShiftedRows:
     """One operand's k tile of rows as they lie, in a matrix of ``shape`` without gaps that begins at any element."""
 
-    panels: Panels
+    panels: TmaPanels
     shape: tuple[int, int]
 
     @property

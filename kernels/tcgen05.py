@@ -20,7 +20,7 @@ from tvm.tirx import Buffer
 from tensorir_ladder.kernels import tma
 from tensorir_ladder.kernels.blackwell import ADDRESS_BYTES, LOADED_COLUMNS, TENSOR_ROWS
 from tensorir_ladder.kernels.epilogue import pack, store_sums
-from tensorir_ladder.kernels.panels import Panels, TileProduct
+from tensorir_ladder.kernels.panels import TileProduct, TmaPanels
 from tensorir_ladder.kernels.wgmma import keep
 from tensorir_ladder.schedules.isa import PANEL, ROW_BYTES, STEP, TCGEN05_SWIZZLE_128B
 
@@ -33,8 +33,8 @@ LANE = 16  # where the lane begins in an address of tensor memory; the column is
 
 
 @dataclass(frozen=True)
-class TensorPanels(Panels):
-    """An operand's panels, which lie as :class:`kernels.panels.Panels` do, described in tcgen05's format.
+class TensorPanels(TmaPanels):
+    """An operand's panels, which lie as :class:`kernels.panels.TmaPanels` do, described in tcgen05's format.
 
     Both distances mean the same: stride from eight rows to the next eight, leading from one panel to the next.
     """
@@ -46,7 +46,7 @@ class TensorPanels(Panels):
 class TensorProduct(TileProduct):
     """The product as instructions of 128 rows × ``columns``, a multiple of 16, one after the other along k."""
 
-    PANELS: ClassVar[type[Panels]] = TensorPanels
+    PANELS: ClassVar[type[TmaPanels]] = TensorPanels
     ROWS: ClassVar[int] = TENSOR_ROWS
     PART: ClassVar[str] = "per instruction"
 

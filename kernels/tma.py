@@ -101,7 +101,7 @@ def _encoded(
     return tensor_map
 
 
-class OneOf(NamedTuple):
+class OneMatrix(NamedTuple):
     """A tensor map of a batch of matrices, and which of them: loads and stores take it as they do a matrix's map."""
 
     tensor_map: Var
@@ -111,21 +111,21 @@ class OneOf(NamedTuple):
 class Edged(NamedTuple):
     """The maps of an operand whose last panel has fewer columns: of its whole panels, if it has any, and of that."""
 
-    whole: Var | OneOf | None
-    edge: Var | OneOf
+    whole: Var | OneMatrix | None
+    edge: Var | OneMatrix
 
     def of(self, number: Expr) -> Edged:
         """Return those of one matrix of a batch."""
-        whole = None if self.whole is None else OneOf(self.whole, number)
-        return Edged(whole, OneOf(self.edge, number))
+        whole = None if self.whole is None else OneMatrix(self.whole, number)
+        return Edged(whole, OneMatrix(self.edge, number))
 
 
 class Maps(NamedTuple):
     """The maps of A, B and C."""
 
-    a_map: Var | OneOf
-    b_map: Var | OneOf | Edged
-    c_map: Var | OneOf
+    a_map: Var | OneMatrix
+    b_map: Var | OneMatrix | Edged
+    c_map: Var | OneMatrix
 
 
 class Multicast(NamedTuple):
@@ -188,7 +188,7 @@ class Matrices:
     def of(self, number: Expr) -> Maps:
         """Return the maps of one product of the batch, whose results leave by TMA."""
         maps = self.a_map, self.b_map, self.c_map
-        return Maps(*(each.of(number) if isinstance(each, Edged) else OneOf(each, number) for each in maps))
+        return Maps(*(each.of(number) if isinstance(each, Edged) else OneMatrix(each, number) for each in maps))
 
 
 def elected() -> Expr:
@@ -200,14 +200,14 @@ def elected() -> Expr:
     return T.cuda.elect_sync() != T.uint32(0)
 
 
-def _place(tensor_map: Var | OneOf, column: Expr, row: Expr) -> tuple[Expr, tuple[Expr, ...]]:
-    if isinstance(tensor_map, OneOf):
+def _place(tensor_map: Var | OneMatrix, column: Expr, row: Expr) -> tuple[Expr, tuple[Expr, ...]]:
+    if isinstance(tensor_map, OneMatrix):
         return T.address_of(tensor_map.tensor_map), (column, row, tensor_map.number)
     return T.address_of(tensor_map), (column, row)
 
 
 def load(
-    tensor_map: Var | OneOf,
+    tensor_map: Var | OneMatrix,
     column: Expr,
     row: Expr,
     into: Expr,
@@ -230,7 +230,7 @@ def load(
     T.evaluate(T.ptx[kind.format(len(place))](into, address, *place, barrier, *more))
 
 
-def store(tensor_map: Var | OneOf, column: Expr, row: Expr, source: Expr) -> None:
+def store(tensor_map: Var | OneMatrix, column: Expr, row: Expr, source: Expr) -> None:
     """Emit the copy of a box in shared memory to the matrix at (row, column), as part of this thread's bulk group."""
     address, place = _place(tensor_map, column, row)
     T.evaluate(T.ptx[STORE.format(len(place))](address, *place, source))

@@ -19,7 +19,7 @@ from tvm.tirx import Buffer
 
 from tensorir_ladder.kernels import epilogue
 from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue, without
-from tensorir_ladder.kernels.panels import Panels
+from tensorir_ladder.kernels.panels import TmaPanels
 from tensorir_ladder.kernels.raster import grouped
 from tensorir_ladder.kernels.roles import OVERLAPS, begin_after_last
 from tensorir_ladder.kernels.short_stack import on_a_short_stack
@@ -342,7 +342,7 @@ def _registers(tile: HopperTile, sharing: Sharing) -> int:
     return max(sharing.registers, tile.group_m * tile.group_n // WARPGROUP + INSTRUCTION_REGISTERS)
 
 
-def _width(panels: Panels) -> int:
+def _width(panels: TmaPanels) -> int:
     """Return the pieces that a row of an operand's tile has in memory."""
     return (panels.depth if panels.major == "k" else panels.extent) // PIECE
 

@@ -54,7 +54,7 @@ def check_whole(problem: Matmul, tile: RowsTile) -> None:
 class WholeRows:
     """A k tile of ``depth`` rows of ``columns`` elements, beside the panels of the other operand.
 
-    It ``streams`` as :class:`kernels.panels.Panels` do.
+    It ``streams`` as :class:`kernels.panels.TmaPanels` do.
     """
 
     columns: int

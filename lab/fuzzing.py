@@ -20,7 +20,7 @@ from tensorir_ladder.emulator import KernelFault
 from tensorir_ladder.harness.build import Case, Kernel, UnsupportedCase, compiled, lower
 from tensorir_ladder.harness.emulation import EmulatorBackend
 from tensorir_ladder.harness.execution import Backend, GpuBackend, gpu_machine
-from tensorir_ladder.harness.machines import DEFAULT_ARCH, Machine, machine_for
+from tensorir_ladder.harness.machines import DEFAULT_ARCH, GpuSpec, machine_for
 from tensorir_ladder.harness.verify import NORMAL, SPECIAL, WHOLE, WrongResult, check_run
 from tensorir_ladder.harness.workers import Tell
 from tensorir_ladder.kernels.codegen import toolchain
@@ -51,7 +51,7 @@ class Place:
     function of them.
     """
 
-    machine: Callable[[Choose], Machine]
+    machine: Callable[[Choose], GpuSpec]
     largest: Callable[[Step, BlockTile, int, int], tuple[int, int, int]]
     load: Callable[[Kernel, int], tuple[Backend, Callable[..., Any]]]
 
@@ -73,7 +73,7 @@ def _load_on_gpu(kernel: Kernel, _seed: int) -> tuple[Backend, Callable[..., Any
     return backend, backend.load(compiled(kernel, toolchain.require_compiler()))
 
 
-def _small_machine(choose: Choose) -> Machine:
+def _small_machine(choose: Choose) -> GpuSpec:
     # With few multiprocessors small products fill it several times.
     return replace(machine_for(DEFAULT_ARCH), multiprocessors=choose(MULTIPROCESSORS))
 
@@ -114,7 +114,7 @@ class Bad:
 
 
 @dataclass
-class Outcome:
+class FuzzOutcome:
     """The end of a draw: runs that were right, refusals' reasons, and at most one bad run, which is its last."""
 
     number: int
@@ -172,7 +172,7 @@ def _multiple(choose: Choose, step: Step, largest: int, above: int = 0) -> int:
     return grain * choose(range(fewest, max(fewest, largest // grain) + 1))
 
 
-def run_case(case: Case, place: Place, seeds: Sequence[int], outcome: Outcome) -> None:
+def run_case(case: Case, place: Place, seeds: Sequence[int], outcome: FuzzOutcome) -> None:
     """Run a case once for each seed, which draws data and the order of threads, and note what becomes of it.
 
     Odd seeds draw small whole numbers, whose product must be exact; every fourth draws special values.
@@ -205,10 +205,10 @@ def describe(case: Case) -> str:
     return f"{case} {case.problem.layout}, {asked}"
 
 
-def run_draw(draw: Draw, tell: Tell) -> Outcome:
+def run_draw(draw: Draw, tell: Tell) -> FuzzOutcome:
     """Draw a draw's case and run it; ``tell`` is given each case in words before it is built."""
     started, (number, variant) = time.monotonic(), draw.kind
-    outcome, place, step = Outcome(draw.number, number, variant), PLACES[draw.on], find_steps()[number]
+    outcome, place, step = FuzzOutcome(draw.number, number, variant), PLACES[draw.on], find_steps()[number]
     while not outcome.right and not outcome.bad and len(outcome.refused) < draw.runs:
         generator = random.Random(f"{draw.seed} {draw.number} {len(outcome.refused)}")
         case = draw_case(generator.choice, step, variant, place)
@@ -222,10 +222,10 @@ def run_draw(draw: Draw, tell: Tell) -> Outcome:
     return outcome
 
 
-def summed_up(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def summed_up(outcomes: Sequence[FuzzOutcome]) -> dict[str, Any]:
     """Count, over all draws and over each step's: runs executed and refused, with the reasons, and what was bad."""
 
-    def counts(some: Sequence[Outcome]) -> dict[str, Any]:
+    def counts(some: Sequence[FuzzOutcome]) -> dict[str, Any]:
         bad = [found.what for outcome in some for found in outcome.bad]
         reasons = Counter(reason for outcome in some for reason in outcome.refused)
         return {

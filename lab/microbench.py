@@ -26,7 +26,7 @@ from tvm.script import tirx as T
 
 from tensorir_ladder.harness.environment import gpu_identity, gpu_state, versions
 from tensorir_ladder.harness.execution import GpuBackend
-from tensorir_ladder.harness.machines import Machine
+from tensorir_ladder.harness.machines import GpuSpec
 from tensorir_ladder.harness.models.rate_files import Quantity, RatesFile, path_of, read_rates_file
 from tensorir_ladder.harness.records import now
 from tensorir_ladder.harness.verify import WrongResult
@@ -112,7 +112,7 @@ def _probe(name: str, text: str) -> tvm.tirx.PrimFunc:
     return probe.with_attr("global_symbol", f"{name}_probe")
 
 
-def build_probes(machine: Machine, compiler: Compiler) -> tvm.runtime.Executable:
+def build_probes(machine: GpuSpec, compiler: Compiler) -> tvm.runtime.Executable:
     """Build all probes as one executable; where a GPU is present, of the cubin that the project's own nvcc made."""
     if not machine.has_cp_async:
         raise UnsuitableGpu(f"the microbenchmarks need cp.async, which {machine.arch} lacks; run on sm_80 or newer")
@@ -123,7 +123,7 @@ def build_probes(machine: Machine, compiler: Compiler) -> tvm.runtime.Executable
 class Bench:
     """The GPU at hand with the probes loaded, and a GiB to read and one to write."""
 
-    def __init__(self, machine: Machine, compiler: Compiler) -> None:
+    def __init__(self, machine: GpuSpec, compiler: Compiler) -> None:
         self.torch = torch = GpuBackend().torch
         self.device = device_facts(torch, machine)
         require_memory(torch)
@@ -220,7 +220,7 @@ def chase_ring(torch: Any, size_bytes: int) -> tuple[Any, Any]:
     return links, order
 
 
-def device_facts(torch: Any, machine: Machine) -> dict[str, int]:
+def device_facts(torch: Any, machine: GpuSpec) -> dict[str, int]:
     """Ask the driver for its limits; UnsuitableGpu where they contradict the limits in ``harness/machines.py``."""
     properties = torch.cuda.get_device_properties(0)
     limits = {
@@ -617,7 +617,7 @@ def measure_quantity(bench: Bench, benchmark: Benchmark, revision: str) -> Quant
 
 
 def measure_rates(
-    machine: Machine, compiler: Compiler, benchmarks: list[Benchmark], out: Path, provenance: dict[str, Any]
+    machine: GpuSpec, compiler: Compiler, benchmarks: list[Benchmark], out: Path, provenance: dict[str, Any]
 ) -> Iterator[tuple[str, Quantity, Path]]:
     """Measure quantities one after the other, each in the GPU's file before the next begins.
 

@@ -42,7 +42,7 @@ from tensorir_ladder.relax.rules import (
     Body,
     Computation,
     Contraction,
-    Epilogue,
+    EpilogueEquation,
     NotTaken,
     Rule,
     by_extent,
@@ -223,7 +223,7 @@ def _copy(source: tirx.Var, target: tirx.Var, gpu: Target) -> tirx.Stmt:
     return kernels_of([read, te.compute(target.shape, element, target.name)], [source, target], gpu)
 
 
-def _residual(after: Epilogue) -> tuple[ir.TensorLoad | None, tirx.Expr]:
+def _residual(after: EpilogueEquation) -> tuple[ir.TensorLoad | None, tirx.Expr]:
     """Return the element of a matrix like the result that is added last, or None, and what it is added to."""
     terms = (after.value.a, after.value.b) if isinstance(after.value, tirx.Add) else ()
     for one, other in (terms, terms[::-1]) if terms else ():
@@ -236,7 +236,7 @@ def _residual(after: Epilogue) -> tuple[ir.TensorLoad | None, tirx.Expr]:
     return None, after.value
 
 
-def _finish(after: Epilogue, value: tirx.Expr) -> tuple[Finish, tirx.Var | None]:
+def _finish(after: EpilogueEquation, value: tirx.Expr) -> tuple[Finish, tirx.Var | None]:
     """Return how sums become ``value``, of the result's dtype, and the vector of which it takes an element by columns.
 
     Raises NotTaken for what takes anything else than the sum and such an element.

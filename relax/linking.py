@@ -25,7 +25,7 @@ from tensorir_ladder.kernels.codegen.host_code import launch_plan
 from tensorir_ladder.kernels.codegen.launch_plan import (
     LaunchPlan,
     PlainBuffer,
-    Planned,
+    PlannedNumber,
     RowCount,
     TensorMap,
     UnsupportedLaunch,
@@ -89,7 +89,7 @@ def launch(
     for parameter in plan.parameters:
         if isinstance(parameter, TensorMap):
             stmts += _encode(parameter, matrices[parameter.buffer], mapped.get(parameter.buffer), arguments)
-        elif isinstance(parameter, (RowCount, Planned)):
+        elif isinstance(parameter, (RowCount, PlannedNumber)):
             arguments.append(numbers[parameter.buffer])
         elif isinstance(parameter, PlainBuffer) and parameter.buffer in matrices:
             arguments.append(matrices[parameter.buffer].data)

@@ -13,7 +13,7 @@ from tvm.target import Target
 from tensorir_ladder.kernels.codegen.lowering import with_kernels
 from tensorir_ladder.kernels.windows import STRIDE, Pixel, Windows, convolve_windows
 from tensorir_ladder.relax.linking import device_code, launch
-from tensorir_ladder.relax.rules import Convolution, NotTaken, convolution_of, kernels_of, replaced
+from tensorir_ladder.relax.rules import FewChannelConvolution, NotTaken, convolution_of, kernels_of, replaced
 from tensorir_ladder.relax.rules.rule import HOW, SCHEDULED
 from tensorir_ladder.schedules.inspection import is_constant
 from tensorir_ladder.schedules.isa import WGMMA_ARCH
@@ -74,7 +74,7 @@ def _read(pixel: Expr) -> tuple[ir.TensorLoad, Expr | None]:
     raise NotTaken("a pixel that is computed", value=pixel, remedy=LEAVE)
 
 
-def _windows_of(found: Convolution, rows: int) -> Windows:
+def _windows_of(found: FewChannelConvolution, rows: int) -> Windows:
     """Return the kernel's extents; NotTaken where it has no such."""
     window, after = found.window, found.after
     rounded = after.total.astype(str(after.buffer.dtype))
@@ -93,7 +93,9 @@ def _windows_of(found: Convolution, rows: int) -> Windows:
     return Windows(images, high, wide, filters, (down, right), channels, str(window.source.dtype), rows)
 
 
-def _in_order(found: Convolution, windows: Windows, func: tirx.PrimFunc, target: Target) -> tuple[tirx.Var, tirx.Stmt]:
+def _in_order(
+    found: FewChannelConvolution, windows: Windows, func: tirx.PrimFunc, target: Target
+) -> tuple[tirx.Var, tirx.Stmt]:
     """Return a workspace for the weights in the kernel's order, and what writes them."""
     tensors = {param: te.placeholder(param.shape, param.dtype, str(param.name)) for param in func.params}
     window, (filters,) = found.window, found.columns

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvm.target import Target
 
-from tensorir_ladder.kernels.codegen.launch_plan import Rows
+from tensorir_ladder.kernels.codegen.launch_plan import MatrixRows
 from tensorir_ladder.kernels.codegen.toolchain import require_compiler
 from tensorir_ladder.kernels.epilogue import can_store_by_tma
 from tensorir_ladder.kernels.fused_epilogue import Epilogue
@@ -235,7 +235,7 @@ def _product(
 
 
 def choose_for(
-    operands: Operands, finish: Epilogue, any_m: bool, machine: Machine, out: Rows | None = None
+    operands: Operands, finish: Epilogue, any_m: bool, machine: Machine, out: MatrixRows | None = None
 ) -> tuple[AnyChoice, Matmul, Setting]:
     """Choose a kernel for operands, and say for which product and in which setting it is made.
 

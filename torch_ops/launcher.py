@@ -21,9 +21,9 @@ from tensorir_ladder.kernels.codegen.host_code import launch_plan
 from tensorir_ladder.kernels.codegen.launch_plan import (
     GIVEN,
     LaunchPlan,
+    MatrixRows,
     PlainBuffer,
     RowCount,
-    Rows,
     TensorMap,
     UnsupportedLaunch,
 )
@@ -189,7 +189,7 @@ class Launcher(KeptLaunches):
     def __init__(
         self,
         loaded: LoadedKernel,
-        matrices: Mapping[str, Rows],
+        matrices: Mapping[str, MatrixRows],
         check: Callable[..., object] = lambda *_addresses: None,
     ) -> None:
         rows = matrices["A"].rows
@@ -208,7 +208,7 @@ class Launcher(KeptLaunches):
         return ctypes.c_int32(self._rows) if isinstance(parameter, RowCount) else super()._value(parameter, addresses)
 
 
-def _with_matrices(plan: LaunchPlan, matrices: Mapping[str, Rows]) -> list[Parameter]:
+def _with_matrices(plan: LaunchPlan, matrices: Mapping[str, MatrixRows]) -> list[Parameter]:
     """Fit a plan's parameters to the matrices at hand; workspaces are as the plan has them."""
     if missing := {parameter.buffer for parameter in plan.parameters} & set(GIVEN) - set(matrices):
         raise UnsupportedLaunch(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, Rows
+from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, MatrixRows
 from tensorir_ladder.kernels.epilogue import PTX_TYPES, STORED
 from tensorir_ladder.schedules.isa import ROW_BYTES, TMA_STRIDE_BYTES
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
@@ -53,7 +53,7 @@ class Form:
         """One matrix of a batch."""
         return Form(self.name, self.sizes[1:], self.strides[1:], self.dtype)
 
-    def batch_of(self, one: Rows) -> Rows:
+    def batch_of(self, one: MatrixRows) -> MatrixRows:
         """Describe a batch of matrices that lie as one of them does; nothing of a batch is copied.
 
         Raises UnalignedOperand where rows or matrices do not begin multiples of 16 bytes apart, ScatteredRows where
@@ -76,7 +76,7 @@ class Form:
             )
         return replace(one, batch=self.sizes[0], batch_bytes=apart)
 
-    def rows(self) -> Rows:
+    def rows(self) -> MatrixRows:
         """Describe the matrix as rows in memory; a single row is taken to reach to the next multiple of 16 bytes.
 
         Raises
@@ -100,25 +100,25 @@ class Form:
                 limit=f"a multiple of {TMA_STRIDE_BYTES} bytes",
                 remedy="call .contiguous() on it",
             )
-        return Rows(rows, columns, row_bytes)
+        return MatrixRows(rows, columns, row_bytes)
 
 
-def fits_tma(matrix: Rows) -> bool:
+def fits_tma(matrix: MatrixRows) -> bool:
     """Tell whether TMA can step over a matrix's rows."""
     return matrix.row_bytes % TMA_STRIDE_BYTES == 0
 
 
-def is_dense(matrix: Rows, itemsize: int) -> bool:
+def is_dense(matrix: MatrixRows, itemsize: int) -> bool:
     """Tell whether there are no gaps between a matrix's rows."""
     return matrix.rows == 1 or matrix.row_bytes == matrix.columns * itemsize
 
 
-def padded(matrix: Rows, itemsize: int) -> Rows:
+def padded(matrix: MatrixRows, itemsize: int) -> MatrixRows:
     """Lay a matrix out in rows that begin at multiples of 128 bytes, a row of a box each: each then is one line."""
-    return Rows(matrix.rows, matrix.columns, _round_up(matrix.columns * itemsize, ROW_BYTES))
+    return MatrixRows(matrix.rows, matrix.columns, _round_up(matrix.columns * itemsize, ROW_BYTES))
 
 
-def readable(matrix: Rows, itemsize: int) -> Rows:
+def readable(matrix: MatrixRows, itemsize: int) -> MatrixRows:
     """Return the matrix itself, or the padded rows that it is copied to."""
     return matrix if fits_tma(matrix) else padded(matrix, itemsize)
 
@@ -132,8 +132,8 @@ class Operands:
     """
 
     problem: Matmul
-    a: Rows
-    b: Rows
+    a: MatrixRows
+    b: MatrixRows
     columns: int
     batch: int | None = None
 
@@ -149,10 +149,10 @@ class Operands:
         return matrix if self.batch is None else (self.batch, *matrix)
 
     @property
-    def contiguous(self) -> Rows:
+    def contiguous(self) -> MatrixRows:
         """An output without gaps between its rows."""
         row_bytes = self.columns * dtype_bytes(self.problem.out_dtype)
-        return Rows(self.problem.m, self.columns, row_bytes)
+        return MatrixRows(self.problem.m, self.columns, row_bytes)
 
     @property
     def straddles(self) -> bool:
@@ -176,7 +176,7 @@ class Operands:
         """True where a kernel that TMA loads for reads a copy of an operand."""
         return self.unreadable != ""
 
-    def narrows(self, out: Rows | None = None) -> bool:
+    def narrows(self, out: MatrixRows | None = None) -> bool:
         """Tell whether an output has fewer columns than the problem, in rows without gaps, as it has if none is given.
 
         Then kernels store it as it lies; to an output of other rows it is copied.
@@ -185,7 +185,7 @@ class Operands:
         dense = out is None or is_dense(out, itemsize)
         return self.batch is None and self.columns < self.problem.n and dense
 
-    def are_dense(self, out: Rows | None = None) -> bool:
+    def are_dense(self, out: MatrixRows | None = None) -> bool:
         """Tell whether operands, and an output, are whole matrices without gaps, as a kernel without maps wants them.
 
         None of a batch are.
@@ -198,7 +198,7 @@ class Operands:
             matrix.shape == shape and is_dense(matrix, element_bytes) for matrix, shape, element_bytes in lain
         )
 
-    def output(self, plan: LaunchPlan, out: Rows) -> Rows:
+    def output(self, plan: LaunchPlan, out: MatrixRows) -> MatrixRows:
         """Find the rows that a kernel stores: ``out`` itself, or what must be copied to it.
 
         TMA stores into any rows that it can step over, 16 bytes at least: into a row of one element it stored eight on
@@ -209,7 +209,7 @@ class Operands:
             whole = fits_tma(out) and out.columns * itemsize % TMA_STRIDE_BYTES == 0
             return out if whole else padded(out, itemsize)
         columns = plan.columns("C")
-        made_for = Rows(self.problem.m, columns, columns * itemsize)
+        made_for = MatrixRows(self.problem.m, columns, columns * itemsize)
         dense = out.rows == 1 or out.row_bytes == made_for.row_bytes
         return out if dense and out.columns == made_for.columns else made_for
 
@@ -246,7 +246,7 @@ def arrange(a: Form, b: Form, out_dtype: str) -> Operands:
     return Operands(problem, a.rows(), stored.rows(), n)
 
 
-def output_rows(out: Form, operands: Operands) -> Rows:
+def output_rows(out: Form, operands: Operands) -> MatrixRows:
     """Describe an output's rows; raises WrongShape for other sizes than the product's, and as :meth:`Form.rows`."""
     if operands.batch is None:
         out.check_matrix()

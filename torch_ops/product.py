@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from tensorir_ladder.kernels.codegen.launch_plan import BIAS, Rows
+from tensorir_ladder.kernels.codegen.launch_plan import BIAS, MatrixRows
 from tensorir_ladder.kernels.copied_rows import cutting, padding
 from tensorir_ladder.schedules.isa import ROW_BYTES
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
@@ -33,7 +33,7 @@ class Product:
         self,
         kernel: LoadedKernel,
         operands: Operands,
-        out: Rows,
+        out: MatrixRows,
         dtype: torch.dtype,
         copying: Callable[[], LoadedKernel],
         at_any_element: str = "",
@@ -65,7 +65,7 @@ class Product:
         self._bias_itemsize = kernel.plan.bias_itemsize
         if self._bias_itemsize:
             self._bias_columns = kernel.plan.columns(BIAS)
-            matrices[BIAS] = Rows(1, self._bias_columns, self._bias_columns * self._bias_itemsize)
+            matrices[BIAS] = MatrixRows(1, self._bias_columns, self._bias_columns * self._bias_itemsize)
         self._launch = Launcher(kernel, matrices, self._check)
         self._keeps, self._label = bool(kernel.workspaces), kernel.label
         self._plain = not (self._copies or self._keeps or self._bias_itemsize)  # three addresses are all there is

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
-from tensorir_ladder.kernels.codegen.launch_plan import Rows
+from tensorir_ladder.kernels.codegen.launch_plan import MatrixRows
 from tensorir_ladder.kernels.shifted_rows import PIECE, ShiftedRows
 from tensorir_ladder.kernels.shifting import ROOMS, room_for, shifting
 from tensorir_ladder.kernels.tiles import MOST_PARTS, ClusterTile
@@ -69,7 +69,7 @@ class Shifting:
         return shifting(problem, self.tile, self.shifts, stages, ahead, overlapped=True, finish=setting.finish)
 
 
-def shifts_rows(operands: Operands, out: Rows) -> bool:
+def shifts_rows(operands: Operands, out: MatrixRows) -> bool:
     """Tell whether the kernel takes operands, and an output that lies so, and is worth a look.
 
     Not a reduction so short that nothing need be copied for it (:mod:`.short_reductions`).

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from tensorir_ladder.kernels.codegen.launch_plan import Rows
+from tensorir_ladder.kernels.codegen.launch_plan import MatrixRows
 from tensorir_ladder.kernels.tiles import HopperTile
 from tensorir_ladder.kernels.unaligned import MOST_ELEMENTS, Sharing, matrices_of, resident, shared_bytes, unaligned
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct
@@ -58,7 +58,7 @@ class Unaligned:
         return unaligned(problem, self.tile, overlapped=True, finish=setting.finish)
 
 
-def reads_as_they_lie(operands: Operands, out: Rows) -> bool:
+def reads_as_they_lie(operands: Operands, out: MatrixRows) -> bool:
     """Tell whether the kernel takes operands, and an output that lies so, where TMA does not read or store all of them.
 
     Results of float32 never leave by TMA.

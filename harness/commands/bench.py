@@ -17,7 +17,7 @@ from tensorir_ladder.harness.commands.measuring import unfinished
 from tensorir_ladder.harness.commands.options import UsageError, add_jobs, add_places, seed_number
 from tensorir_ladder.harness.commands.printing import console, new_table, progress
 from tensorir_ladder.harness.commands.values import between
-from tensorir_ladder.harness.machines import DEFAULT_ARCH, Machine, machine_for
+from tensorir_ladder.harness.machines import DEFAULT_ARCH, GpuSpec, machine_for
 from tensorir_ladder.harness.records import RESULTS, ShapeRecord, check_writable, load_shapes, shape_groups
 from tensorir_ladder.harness.session import CaseJournal, Session
 from tensorir_ladder.harness.shapes import DRAWN, GROUPS, MOST_SHAPES, Drawn, draw_shapes, measure_shape, scheduled_case
@@ -116,7 +116,7 @@ def _parts(drawn: Sequence[Drawn], size: int) -> list[Sequence[Drawn]]:
     return [drawn[first : first + size] for first in range(0, len(drawn), size)]
 
 
-def _takes(one: Drawn, machine: Machine) -> ToBuild | ScheduleToBuild:
+def _takes(one: Drawn, machine: GpuSpec) -> ToBuild | ScheduleToBuild:
     """Return what takes a shape on a GPU."""
     if GROUPS[one.group].scheduled:
         return ScheduleToBuild(scheduled_case(one.problem, machine))

@@ -34,7 +34,7 @@ from tensorir_ladder.harness.grown_trees import (
     shares_by_trees,
     trees_text,
 )
-from tensorir_ladder.harness.machines import DEFAULT_ARCH, Machine, choosing_machine, machine_for
+from tensorir_ladder.harness.machines import DEFAULT_ARCH, GpuSpec, choosing_machine, machine_for
 from tensorir_ladder.harness.menu import (
     LIKELIEST,
     MENU_GROUPS,
@@ -360,7 +360,7 @@ def _joined(known: str, origin: str) -> str:
     return known if origin in known else f"{known}; {origin}".removeprefix("; ")
 
 
-def _schedules_built(products: Sequence[Matmul], machine: Machine, jobs: int) -> list[Case]:
+def _schedules_built(products: Sequence[Matmul], machine: GpuSpec, jobs: int) -> list[Case]:
     """List all schedules that products are timed with, product by product, when all are built."""
     with progress() as bar:
         watched = bar.track(products, len(products), description="choosing")

@@ -17,12 +17,12 @@ from tensorir_ladder.harness.commands.options import add_machine_options, add_re
 from tensorir_ladder.harness.commands.printing import console, new_table, progress
 from tensorir_ladder.harness.commands.values import UsageError, numbers
 from tensorir_ladder.harness.execution import LlvmBackend, NoGpu
-from tensorir_ladder.harness.machines import Machine
+from tensorir_ladder.harness.machines import GpuSpec
 from tensorir_ladder.harness.peers.entrant import reason, say
 from tensorir_ladder.harness.records import ModelRecord, check_writable
 from tensorir_ladder.harness.session import CaseJournal, Session
 from tensorir_ladder.harness.verify import WrongResult, draw_seeds
-from tensorir_ladder.harness.whole_models.building import RULES, Built, RuleSet, build, interruptible, rule_sets
+from tensorir_ladder.harness.whole_models.building import RULES, BuiltModel, RuleSet, build, interruptible, rule_sets
 from tensorir_ladder.harness.whole_models.checking import verify_model
 from tensorir_ladder.harness.whole_models.definitions import FAMILIES, Family, Model
 from tensorir_ladder.harness.whole_models.timing import Attempt, TorchForms, measure_model
@@ -124,7 +124,7 @@ def _values(family: Family, text: str | None, small: bool) -> list[int]:
     return list(dict.fromkeys(found))
 
 
-def _built(each: Asked, rules: RuleSet, machine: Machine, compiler: Compiler | None) -> Attempt:
+def _built(each: Asked, rules: RuleSet, machine: GpuSpec, compiler: Compiler | None) -> Attempt:
     """Build a model by a set of rules, and say how long that took; its failure is kept, too."""
     try:
         with interruptible():
@@ -147,7 +147,7 @@ def _built_once(asked: Sequence[Asked]) -> list[list[Asked]]:
     return list(groups.values())
 
 
-def _build(asked: Sequence[Asked], rules: Sequence[RuleSet], machine: Machine, compiler: Compiler) -> int:
+def _build(asked: Sequence[Asked], rules: Sequence[RuleSet], machine: GpuSpec, compiler: Compiler) -> int:
     failed = False
     for first, *_ in _built_once(asked):
         for one in rules:
@@ -158,7 +158,7 @@ def _build(asked: Sequence[Asked], rules: Sequence[RuleSet], machine: Machine, c
     return WRONG if failed else 0
 
 
-def _print_functions(built: Built) -> None:
+def _print_functions(built: BuiltModel) -> None:
     for function in built.functions.values():
         print(f"  {function.name:40} {function.rule}{' (attention)' if function.attention else ''}", flush=True)
 
@@ -185,7 +185,7 @@ def _measure(
 
 
 def _measured(
-    group: Sequence[Asked], rules: Sequence[RuleSet], session: Session, machine: Machine, compiles: bool
+    group: Sequence[Asked], rules: Sequence[RuleSet], session: Session, machine: GpuSpec, compiles: bool
 ) -> Iterator[tuple[Asked, ModelRecord]]:
     model = group[0].model
     attempts = [_built(group[0], one, machine, session.compiler) for one in rules]

@@ -12,7 +12,7 @@ from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.commands.printing import warn
 from tensorir_ladder.harness.commands.values import UsageError, between, numbers, whole
-from tensorir_ladder.harness.machines import DEFAULT_ARCH, MACHINES, Machine, machine_for
+from tensorir_ladder.harness.machines import DEFAULT_ARCH, MACHINES, GpuSpec, machine_for
 from tensorir_ladder.harness.peers import KINDS
 from tensorir_ladder.harness.tuning import STAGE_SET
 from tensorir_ladder.schedules.errors import IllegalTile
@@ -185,7 +185,7 @@ def shapes_of(options: argparse.Namespace, sizes: str) -> list[tuple[int, int, i
     return [(size, size, size) for size in squares]
 
 
-def machine_of(options: argparse.Namespace) -> Machine:
+def machine_of(options: argparse.Namespace) -> GpuSpec:
     """Find the machine: that of ``--arch``, or of the steps' own architecture, else the GPU here, else the default."""
     arch = _arch_asked_for(options)
     here = options.arch is None and execution.gpu_present() and arch in ("", execution.gpu_arch())
@@ -233,7 +233,7 @@ def _steps(text: str | None) -> list[Step]:
     return list(find_steps().values()) if text is None else [get_step(number) for number in numbers(text, "--step")]
 
 
-def _case(step: Step, problem: Matmul, variant: str, machine: Machine, tile: str, stages: int | None) -> Case:
+def _case(step: Step, problem: Matmul, variant: str, machine: GpuSpec, tile: str, stages: int | None) -> Case:
     # With the default tile until a command finds another.
     case = Case.default(step, problem, machine, variant, stages)
     if tile in CHOICES:

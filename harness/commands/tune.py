@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tensorir_ladder.harness.build import Case
     from tensorir_ladder.harness.fleet.messages import Identity
     from tensorir_ladder.harness.fleet.starting import Parts
-    from tensorir_ladder.harness.machines import Machine
+    from tensorir_ladder.harness.machines import GpuSpec
     from tensorir_ladder.harness.records import TunedConfig
 
 CANDIDATES = 8
@@ -149,7 +149,7 @@ def _tune_fleet(options: argparse.Namespace, command: str, begun: Begun) -> int:
     compiler = toolchain.require_compiler().version if options.on == "gpu" else "llvm"
     key, jobs = options.key or "gpu", options.jobs or os.cpu_count() or 1
 
-    def cases_on(machine: Machine) -> list[Case]:
+    def cases_on(machine: GpuSpec) -> list[Case]:
         options.arch = machine.arch
         named = [replace(case, machine=machine, tile_choice="tuned") for case in cases_of(options, GPU_SIZES)]
         return list(dict.fromkeys(named))

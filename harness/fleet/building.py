@@ -29,7 +29,7 @@ CONFIG = "tensorir_ladder.config"  # annotation of a trace that names a configur
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltCandidate:
     """A candidate ready to be measured, and what it costs beside its time.
 
     ``cost`` as :func:`harness.tuning.cost` has it; ``entry`` is a tuning record of TVM's database, without its run
@@ -48,13 +48,13 @@ class NotBuilt:
     why: str
 
 
-def build(case: Case, place: str) -> Built | NotBuilt:
+def build(case: Case, place: str) -> BuiltCandidate | NotBuilt:
     """Build a case for a server of ``place``, "gpu" or "llvm"."""
 
-    def built() -> Built:
+    def built() -> BuiltCandidate:
         kernel, module = _module(case, place)
         cost = case.stages_built, kernel.smem_bytes, kernel.cubin.registers if kernel.cubin else 0
-        return Built(module, cost, tuning_entry(kernel, place))
+        return BuiltCandidate(module, cost, tuning_entry(kernel, place))
 
     return _or_why(built)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensorir_ladder.harness.fleet.building import NotBuilt
 from tensorir_ladder.harness.fleet.errors import require_rpc
-from tensorir_ladder.harness.fleet.processes import Lost, Process, Source
+from tensorir_ladder.harness.fleet.processes import Process, ProcessLost, Source
 
 if TYPE_CHECKING:
     from typing import Self
@@ -92,7 +92,7 @@ class Crew:
                 break
             try:
                 return process.ask(work, *arguments, limit_s=BUILD_S)
-            except Lost as error:
+            except ProcessLost as error:
                 self.lost, why = self.lost + 1, f"{error}, while it was built"
         return NotBuilt(why)
 
@@ -100,5 +100,5 @@ class Crew:
 def _start(process: Process) -> None:
     try:
         process.start()
-    except Lost:
+    except ProcessLost:
         return  # ended by who closes it; or else started again when it is asked

@@ -10,7 +10,7 @@ from pathlib import Path
 import tvm
 
 from tensorir_ladder.harness.build import Case
-from tensorir_ladder.harness.machines import Machine
+from tensorir_ladder.harness.machines import GpuSpec
 from tensorir_ladder.harness.records import TunedConfig, load_tuned
 from tensorir_ladder.harness.tuning import TuningSpace, kernels_digest
 from tensorir_ladder.schedules import cost
@@ -21,7 +21,7 @@ from tensorir_ladder.steps.registry import find_steps
 log = logging.getLogger(__name__)
 
 
-def tuned_machine(machine: Machine, folder: Path) -> cost.Machine:
+def tuned_machine(machine: GpuSpec, folder: Path) -> cost.Machine:
     """Return a machine for ``rules(target, machine)`` that knows what ``ladder tune --out FOLDER`` found on its GPU.
 
     Of products that a schedule (steps 1 to 10) was tuned for, the rules then take the winner's tile and stages. What
@@ -32,7 +32,7 @@ def tuned_machine(machine: Machine, folder: Path) -> cost.Machine:
     return replace(machine.for_choices(), measured=tuple(_measured(own, machine)))
 
 
-def _measured(found: list[TunedConfig], machine: Machine) -> Iterator[cost.Measured]:
+def _measured(found: list[TunedConfig], machine: GpuSpec) -> Iterator[cost.Measured]:
     steps = find_steps()
     for tuned in found:
         step, made_by = steps.get(tuned.step), tuned.environment.versions

@@ -13,11 +13,11 @@ import pynvml
 from tensorir_ladder.harness.execution import arch_of
 from tensorir_ladder.harness.fleet.asking import Tracker
 from tensorir_ladder.harness.fleet.errors import FleetError, require_rpc
-from tensorir_ladder.harness.fleet.processes import Lost, Process
+from tensorir_ladder.harness.fleet.processes import Process, ProcessLost
 from tensorir_ladder.harness.fleet.serving import start_server
 from tensorir_ladder.harness.fleet.starting import Parts
 from tensorir_ladder.harness.fleet.tracking import start_tracker
-from tensorir_ladder.harness.machines import DEFAULT_ARCH, Machine, UnknownTarget, machine_for
+from tensorir_ladder.harness.machines import DEFAULT_ARCH, GpuSpec, UnknownTarget, machine_for
 
 if TYPE_CHECKING:
     from typing import Self
@@ -28,7 +28,7 @@ MOST_RESTARTS = 5  # of one process
 LOOK_S = 0.3
 
 
-def likely_machine(place: str, device: str) -> Machine | None:
+def likely_machine(place: str, device: str) -> GpuSpec | None:
     """Describe the machine of a server's device before that server can; None where it takes more than NVML."""
     if place == "llvm":
         return machine_for(DEFAULT_ARCH)
@@ -138,7 +138,7 @@ class Host:
     def _started(self, ask: Callable[..., Any], what: str) -> Any:
         try:
             return ask(limit_s=START_S)
-        except (Lost, RuntimeError, ValueError, ImportError, OSError) as error:
+        except (ProcessLost, RuntimeError, ValueError, ImportError, OSError) as error:
             raise FleetError(f"{what} cannot be started ({str(error).strip().splitlines()[-1][:300]})") from error
 
     def _watch(self) -> None:

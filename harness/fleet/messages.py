@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tensorir_ladder.harness.race import Plan
+from tensorir_ladder.harness.race import RoundPlan
 from tensorir_ladder.harness.records import GpuState, Method, Timing
 from tensorir_ladder.harness.records.parts import Arch, Count, Extent, GpuName, Title
 from tensorir_ladder.schedules.workloads import Matmul
@@ -74,7 +74,7 @@ class Request:
     problem: Matmul
     math: str
     modules: tuple[Module, ...]
-    plan: Plan
+    plan: RoundPlan
     first_seed: Count = 0
     also: tuple[Check, ...] = ()
     seed: int | None = None

@@ -34,7 +34,7 @@ FORK_ATTEMPTS = 2
 CLOSE_S = 5.0  # until who waits for an answer of a process that is killed has seen that
 
 
-class Lost(RuntimeError):
+class ProcessLost(RuntimeError):
     """A process that ended, or was ended for its time, before it answered."""
 
 
@@ -83,7 +83,7 @@ class Source:
                     if answer := source.recv(PID_BYTES):
                         return int(answer)
                 self._end()
-        raise Lost("it was closed" if self._closed else "no process can be started")
+        raise ProcessLost("it was closed" if self._closed else "no process can be started")
 
     def close(self) -> None:
         """End it for good; its copies go on."""
@@ -193,9 +193,9 @@ class Process:
                 return there.answers.recv()
         except (EOFError, OSError) as error:
             self._end()
-            raise Lost("it was closed" if self._closed else "its process ended") from error
+            raise ProcessLost("it was closed" if self._closed else "its process ended") from error
         self._end()
-        raise Lost(f"no answer for {limit_s:g} seconds")
+        raise ProcessLost(f"no answer for {limit_s:g} seconds")
 
     def _there(self) -> _AtWork:
         with self._starting:
@@ -205,7 +205,7 @@ class Process:
                 self._at_work = self._started()
             if self._closed or self._at_work is None:
                 self._end()
-                raise Lost("it was closed")
+                raise ProcessLost("it was closed")
             return self._at_work
 
     def _started(self) -> _AtWork:

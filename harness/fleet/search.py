@@ -29,16 +29,16 @@ from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.environment import ROOT, sources_digest
 from tensorir_ladder.harness.fleet import asking, building
 from tensorir_ladder.harness.fleet.asking import Tracker, Trouble
-from tensorir_ladder.harness.fleet.building import Built, NotBuilt
+from tensorir_ladder.harness.fleet.building import BuiltCandidate, NotBuilt
 from tensorir_ladder.harness.fleet.choices import chosen_of, keep_choice
 from tensorir_ladder.harness.fleet.crew import Crew
 from tensorir_ladder.harness.fleet.database import TvmDatabase
 from tensorir_ladder.harness.fleet.errors import FleetError, require_rpc
 from tensorir_ladder.harness.fleet.messages import Answer, Identity, Request
-from tensorir_ladder.harness.fleet.processes import Lost, Process
+from tensorir_ladder.harness.fleet.processes import Process, ProcessLost
 from tensorir_ladder.harness.fleet.ranking import ranked_by_model
 from tensorir_ladder.harness.large_k import large_k_case
-from tensorir_ladder.harness.race import Plan, Rounds
+from tensorir_ladder.harness.race import RoundPlan, Rounds
 from tensorir_ladder.harness.records import (
     Candidate,
     Environment,
@@ -66,7 +66,7 @@ from tensorir_ladder.kernels.codegen.toolchain import CompileError
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.tuned_here import kernel_digest
 
-PLAN = Plan(rounds=9, warmup_ms=30.0, sample_ms=1.0)  # of a candidate, the best so far and cuBLAS
+PLAN = RoundPlan(rounds=9, warmup_ms=30.0, sample_ms=1.0)  # of a candidate, the best so far and cuBLAS
 MEASURE_S, CONFIRM_S = 120.0, 240.0  # that one may take; a kernel that hangs takes longer
 IDLE_S = 2.0  # without a job, before a server is left to others
 STAY_S = 1.0  # without a job of the product at hand that is still being built, before another product is taken
@@ -464,7 +464,7 @@ class FleetSearch:
                     self._do(number, process, job, taken[1])
                 else:  # nobody keeps a server from others while there is nothing to do
                     process.ask(asking.yield_server, self._tracker, self._plans.turn_s)
-        except Lost as error:
+        except ProcessLost as error:
             if self._goes_on:  # otherwise the process that asks was ended with the search
                 self._watcher.say(f"{error}; the other servers go on")
         except BaseException as error:  # noqa: BLE001 - the main thread raises it
@@ -595,7 +595,7 @@ class FleetSearch:
 
     def _ask(self, process: Process, job: _Job, cases: list[Case]) -> None:
         task, final = job.task, job.case is None
-        built: list[Built] = [task.builds[case].result() for case in cases]
+        built: list[BuiltCandidate] = [task.builds[case].result() for case in cases]
         checks = {case: check for case in cases if final and (check := task.checks[case].result())}
         checks = {case: check for case, check in checks.items() if check.module.file not in self._long}
         request = Request(
@@ -611,7 +611,7 @@ class FleetSearch:
         self._starting_s = self._starting_s or time.monotonic() - self._begun
         try:
             answer = process.ask(asking.measure, self._tracker, request, self._plans.turn_s, limit_s=limit_s)
-        except Lost as error:
+        except ProcessLost as error:
             answer = Trouble(str(error))
         labels = {each.module.label: case for case, each in zip(cases, built)}
         labels |= {check.module.label: case for case, check in checks.items()}
@@ -633,7 +633,7 @@ class FleetSearch:
         wanted = max(1, len(self._lanes))
         try:
             return process.ask(asking.take_server, self._tracker, wanted, self._plans.patience_s, self._like)
-        except Lost as error:
+        except ProcessLost as error:
             return Trouble(str(error))
 
     def _again(self, job: _Job, why: str) -> None:

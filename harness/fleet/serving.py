@@ -25,7 +25,7 @@ from tensorir_ladder.harness.environment import ROOT, gpu_identity, host_cpu, so
 from tensorir_ladder.harness.execution import Backend, LlvmBackend, guarded
 from tensorir_ladder.harness.fleet.messages import IDENTITY, MEASURE, PREPARE, Answer, Identity, Module, Request
 from tensorir_ladder.harness.fleet.processes import end_group
-from tensorir_ladder.harness.race import Contender, Plan, Rounds
+from tensorir_ladder.harness.race import Contender, RoundPlan, Rounds
 from tensorir_ladder.harness.records import GpuState, Method, Timing, decode
 from tensorir_ladder.harness.roofline import ImpossibleTime, product_roofline
 from tensorir_ladder.harness.verify import Trial, WrongResult, draw_seeds, matmul_trial, verify_launch
@@ -242,7 +242,7 @@ class CpuArena:
 
         return ("numpy", multiply(b)), ("numpy, B turned", multiply(other))
 
-    def race(self, contenders: list[Contender], plan: Plan) -> Rounds:
+    def race(self, contenders: list[Contender], plan: RoundPlan) -> Rounds:
         """Time contenders in interleaved rounds, each round in another order; see :class:`harness.race.Racecourse`."""
         for _, run in contenders:
             run(*self.operands)

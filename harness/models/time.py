@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensorir_ladder.harness.build import Kernel
-from tensorir_ladder.harness.machines import Machine
+from tensorir_ladder.harness.machines import GpuSpec
 from tensorir_ladder.harness.models.rate_files import Rates, rates_of
 from tensorir_ladder.harness.records import Record
 from tensorir_ladder.harness.verify import IEEE
@@ -143,7 +143,7 @@ def compulsory_bytes(problem: Matmul) -> int:
     return operands + problem.m * problem.n * dtype_bytes(problem.out_dtype)
 
 
-def stream_bound(machine: Machine, bytes_moved: int, flops: int, time_ms: float) -> str:
+def stream_bound(machine: GpuSpec, bytes_moved: int, flops: int, time_ms: float) -> str:
     """Name what limits a workload that reads and writes each byte once; words and rule as in :func:`bound`.
 
     Its floors: bytes at device-memory bandwidth, and operations at the float32 peak. A fusable pair counts

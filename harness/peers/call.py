@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tensorir_ladder.harness.cublas import Arena
-from tensorir_ladder.harness.machines import Machine
+from tensorir_ladder.harness.machines import GpuSpec
 from tensorir_ladder.harness.peers.entrant import Entrant, PeerKind
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.torch_ops import describe, matmul
@@ -18,7 +18,7 @@ from tensorir_ladder.torch_ops import describe, matmul
 NAMES = ("kernels.matmul", "kernels.matmul(any_m=True)")
 
 
-def enter(arena: Arena, _machine: Machine) -> list[Entrant]:
+def enter(arena: Arena, _machine: GpuSpec) -> list[Entrant]:
     """Enter the call, and the call with kernels for any m; one that refuses the operands has failed, and says why."""
     return [entrant(arena, name) for name in NAMES]
 

@@ -17,7 +17,7 @@ from tvm.target import Target
 
 from tensorir_ladder.harness.build import compile_module
 from tensorir_ladder.harness.cublas import Arena
-from tensorir_ladder.harness.machines import Machine
+from tensorir_ladder.harness.machines import GpuSpec
 from tensorir_ladder.harness.peers.entrant import Entrant, PeerFailed, PeerKind, checked, say
 from tensorir_ladder.harness.race import TUNING
 from tensorir_ladder.kernels.codegen.toolchain import compile_cubin, require_compiler
@@ -44,12 +44,12 @@ def scheduled(problem: Matmul, target: Target) -> tuple[tvm.IRModule, str]:
     raise PeerFailed(f"none of dlight's rules takes {problem.shape} {problem.dtype}")
 
 
-def plain(machine: Machine) -> Machine:
+def plain(machine: GpuSpec) -> GpuSpec:
     """Return the machine by the name that dlight can read: "sm_90" for "sm_90a"."""
     return replace(machine, arch=re.sub(r"\D+$", "", machine.arch))
 
 
-def enter(arena: Arena, machine: Machine) -> list[Entrant]:
+def enter(arena: Arena, machine: GpuSpec) -> list[Entrant]:
     """Enter dlight for the detected target, and for its plain name where that gives another kernel.
 
     With the plain name, B may be stored either way, as for cuBLAS: the faster of both forms is entered, and named.
@@ -65,7 +65,7 @@ def enter(arena: Arena, machine: Machine) -> list[Entrant]:
     return [usual, _fastest(arena, [checked(entrant, arena) for entrant in entrants])]
 
 
-def _entrant(arena: Arena, machine: Machine, name: str, target: str, layout: str, mod: Any, rule: str) -> Entrant:
+def _entrant(arena: Arena, machine: GpuSpec, name: str, target: str, layout: str, mod: Any, rule: str) -> Entrant:
     """Compile by the compiler and with the flags of our own kernels; B is turned where the layout is another."""
     compiler = require_compiler()
     launch = compile_module(mod, machine, lambda source: compile_cubin(source, machine.arch, compiler).data)["main"]

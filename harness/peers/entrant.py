@@ -10,7 +10,7 @@ from importlib import metadata
 from typing import Any
 
 from tensorir_ladder.harness.cublas import Arena
-from tensorir_ladder.harness.machines import Machine
+from tensorir_ladder.harness.machines import GpuSpec
 from tensorir_ladder.harness.records import Peer, Timing
 from tensorir_ladder.harness.roofline import Roofline
 from tensorir_ladder.harness.verify import verify_launch
@@ -59,12 +59,12 @@ class PeerKind:
     name: str
     what: str
     peers: tuple[str, ...]
-    enter: Callable[[Arena, Machine], list[Entrant]]
+    enter: Callable[[Arena, GpuSpec], list[Entrant]]
     package: str = ""
     in_all: bool = True
 
 
-def admit(kind: PeerKind, arena: Arena, machine: Machine) -> list[Entrant]:
+def admit(kind: PeerKind, arena: Arena, machine: GpuSpec) -> list[Entrant]:
     """Enter the peers of a kind, each checked against the float64 reference and captured once as it will be timed.
 
     Never raises for a peer: one that is missing or fails, in whatever way, comes back without a launch and

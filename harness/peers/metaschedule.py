@@ -19,7 +19,7 @@ from tvm.target import Target
 
 from tensorir_ladder.harness.build import compile_module
 from tensorir_ladder.harness.cublas import Arena
-from tensorir_ladder.harness.machines import Machine
+from tensorir_ladder.harness.machines import GpuSpec
 from tensorir_ladder.harness.peers.entrant import Entrant, PeerFailed, PeerKind, say
 from tensorir_ladder.kernels.codegen.toolchain import compile_cubin, require_compiler
 from tensorir_ladder.schedules.tiles import STATIC_SHARED_BYTES
@@ -34,7 +34,7 @@ BUILD_S = 10.0
 TIMED_MS = 20  # of a trial, at least; three times
 
 
-def search_target(machine: Machine) -> Target:
+def search_target(machine: GpuSpec) -> Target:
     """Limit the machine's target to the shared memory that is declared statically, as MetaSchedule's kernels do."""
     return replace(machine, smem_per_block_bytes=STATIC_SHARED_BYTES).target()
 
@@ -76,7 +76,7 @@ def trials_timed(database: ms.Database) -> int:
     return sum(bool(record.run_secs) and float(record.run_secs[0]) < UNTIMED_S for record in records)
 
 
-def enter(arena: Arena, machine: Machine) -> list[Entrant]:
+def enter(arena: Arena, machine: GpuSpec) -> list[Entrant]:
     """Enter the best schedule of a search, compiled by the compiler and with the flags of our own kernels."""
     compiler, problem = require_compiler(), arena.problem
     say(f"metaschedule: searching {problem.shape} {problem.dtype} for {BUDGET_S:.0f} s")

@@ -14,7 +14,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
 from tensorir_ladder.harness.cublas import Arena
-from tensorir_ladder.harness.machines import Machine
+from tensorir_ladder.harness.machines import GpuSpec
 from tensorir_ladder.harness.peers.entrant import Entrant, PeerFailed, PeerKind, PeerMissing, say
 from tensorir_ladder.harness.peers.metaschedule import trials_timed
 from tensorir_ladder.kernels.codegen.toolchain import require_compiler
@@ -35,7 +35,7 @@ TIMED_MS = 40  # of a trial, at least
 
 
 def search(
-    problem: Matmul, machine: Machine, target: Target, builder: ms.builder.Builder, runner: ms.runner.Runner
+    problem: Matmul, machine: GpuSpec, target: Target, builder: ms.builder.Builder, runner: ms.runner.Runner
 ) -> tuple[tvm.tirx.PrimFunc, int]:
     """Search for TRIALS; return the function of the fastest, and how many were timed. PeerFailed where none was."""
     mod, model = tvm.IRModule({"main": problem.prim_func()}), TileCost(machine.for_choices())
@@ -48,7 +48,7 @@ def search(
     return ms.tir_integration.compile_tir(database, mod, target).mod["main"], timed
 
 
-def enter(arena: Arena, machine: Machine) -> list[Entrant]:
+def enter(arena: Arena, machine: GpuSpec) -> list[Entrant]:
     """Enter the fastest of the trials, compiled as it was measured."""
     problem = arena.problem
     if problem.dtype != "float32":

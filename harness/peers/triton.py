@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tensorir_ladder.harness.cublas import Arena
-from tensorir_ladder.harness.machines import Machine
+from tensorir_ladder.harness.machines import GpuSpec
 from tensorir_ladder.harness.peers.entrant import Entrant, PeerFailed, PeerKind, PeerMissing, reason, say
-from tensorir_ladder.harness.race import FINAL, TUNING, Plan
+from tensorir_ladder.harness.race import FINAL, TUNING, RoundPlan
 from tensorir_ladder.harness.verify import WrongResult, draw_seeds, verify_launch
 from tensorir_ladder.schedules.workloads import Matmul
 
@@ -180,7 +180,7 @@ def compile_all(
     return skipped
 
 
-def tune(kernel: Any, arena: Arena, machine: Machine, configs: list[BlockConfig]) -> Tuning:
+def tune(kernel: Any, arena: Arena, machine: GpuSpec, configs: list[BlockConfig]) -> Tuning:
     """Check every configuration, time all in the same rounds, then the fastest of each stage count again."""
     import triton
 
@@ -211,7 +211,7 @@ def _finals(kernel: Any, arena: Arena, configs: list[BlockConfig]) -> dict[Block
     return _times(kernel, arena, finalists, FINAL)
 
 
-def _times(kernel: Any, arena: Arena, configs: list[BlockConfig], plan: Plan) -> dict[BlockConfig, float]:
+def _times(kernel: Any, arena: Arena, configs: list[BlockConfig], plan: RoundPlan) -> dict[BlockConfig, float]:
     rounds = arena.race([(str(config), launch(kernel, arena.problem, config)) for config in configs], plan)
     return {config: timing.median_ms for config, timing in zip(configs, rounds.timings)}
 
@@ -232,7 +232,7 @@ def load_kernel(module: str = "tensorir_ladder.harness.peers.triton_kernel") -> 
     return matmul
 
 
-def enter(arena: Arena, machine: Machine, every_stage: bool = False) -> list[Entrant]:
+def enter(arena: Arena, machine: GpuSpec, every_stage: bool = False) -> list[Entrant]:
     """Enter Triton's best configuration and, with ``every_stage``, the best of each stage count after it."""
     kernel = load_kernel()
     tuning = tune(kernel, arena, machine, declared_configs(arena.problem.dtype, every_stage))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tensorir_ladder.harness.cublas import Arena
-from tensorir_ladder.harness.machines import Machine
+from tensorir_ladder.harness.machines import GpuSpec
 from tensorir_ladder.harness.peers.entrant import Entrant, PeerFailed, PeerKind
 from tensorir_ladder.harness.peers.triton import BlockConfig, Call, launch, load_kernel, tune
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
@@ -100,7 +100,7 @@ def load_tma_kernel() -> Any:
     return kernel
 
 
-def enter(arena: Arena, machine: Machine) -> list[Entrant]:
+def enter(arena: Arena, machine: GpuSpec) -> list[Entrant]:
     """Enter the fastest configuration of the list, with a program for each multiprocessor."""
     kernel = load_tma_kernel()
     properties = arena.backend.torch.cuda.get_device_properties(0)

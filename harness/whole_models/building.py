@@ -20,7 +20,7 @@ from tvm.relax.backend.cuda import pipeline as stock
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
-from tensorir_ladder.harness.machines import Machine
+from tensorir_ladder.harness.machines import GpuSpec
 from tensorir_ladder.harness.peers.dlight import plain
 from tensorir_ladder.harness.whole_models.definitions import Model
 from tensorir_ladder.kernels.codegen.lowering import cuda_compiler
@@ -50,7 +50,7 @@ class Function:
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltModel:
     """A model made by a set of rules: TVM's executable, its functions by name, and its kernels' CUDA text.
 
     ``fused`` is the module before rules see it; ``scheduled`` has what the rules made of its functions.
@@ -82,7 +82,7 @@ class RuleSet:
 
     name: str
     what: str
-    machine: Callable[[Machine], Machine]
+    machine: Callable[[GpuSpec], GpuSpec]
     passes: Callable[[Target, Watch], Pass]
 
 
@@ -164,7 +164,7 @@ def rule_sets(names: Sequence[str]) -> list[RuleSet]:
     return [RULES[name] for name in names]
 
 
-def build(model: Model, value: int, rules: RuleSet, machine: Machine, compiler: Compiler | None = None) -> Built:
+def build(model: Model, value: int, rules: RuleSet, machine: GpuSpec, compiler: Compiler | None = None) -> BuiltModel:
     """Build a model for a machine by a set of rules; ``value`` is its extent where that is no symbol.
 
     With a ``compiler``, what TVM generates is compiled by it, in the build cache; it is the same text with a GPU at
@@ -199,7 +199,7 @@ def build(model: Model, value: int, rules: RuleSet, machine: Machine, compiler: 
     functions = {
         name: _described(name, function, watch, target, model, failed.get(name, "")) for name, function in kept.items()
     }
-    return Built(
+    return BuiltModel(
         model,
         rules.name,
         rules.machine(machine).arch,

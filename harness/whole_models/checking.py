@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from tensorir_ladder.harness.execution import NumpyArrays
-from tensorir_ladder.harness.machines import Machine
+from tensorir_ladder.harness.machines import GpuSpec
 from tensorir_ladder.harness.verify import hold
 from tensorir_ladder.harness.whole_models.arithmetic import DTYPE
 from tensorir_ladder.harness.whole_models.building import RuleSet, build
@@ -29,7 +29,7 @@ def verify_model(
     model: Model,
     value: int,
     rules: RuleSet,
-    machine: Machine,
+    machine: GpuSpec,
     backend: NumpyArrays,
     seed: int,
     emulated: bool,

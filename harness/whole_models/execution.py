@@ -14,7 +14,7 @@ from tvm.target import Target
 
 from tensorir_ladder.emulator import EmulatedProgram
 from tensorir_ladder.harness.execution import numpy_dtype
-from tensorir_ladder.harness.machines import Machine
+from tensorir_ladder.harness.machines import GpuSpec
 from tensorir_ladder.harness.whole_models.definitions import ENTRY
 from tensorir_ladder.kernels.codegen.host_code import read_host
 from tensorir_ladder.kernels.codegen.lowering import Generated, generate
@@ -125,7 +125,7 @@ class Emulated:
     for a function whose host code cannot be read.
     """
 
-    def __init__(self, fused: tvm.IRModule, scheduled: tvm.IRModule, machine: Machine, seed: int = 0) -> None:
+    def __init__(self, fused: tvm.IRModule, scheduled: tvm.IRModule, machine: GpuSpec, seed: int = 0) -> None:
         self.fused, self.scheduled, self.machine, self.seed = fused, scheduled, machine, seed
         self.launched = 0
         self._generated: dict[str, tuple[tirx.PrimFunc, Generated]] = {}

@@ -13,7 +13,7 @@ import tvm
 
 from tensorir_ladder.harness.execution import GpuBackend, device_properties
 from tensorir_ladder.harness.peers.entrant import reason, say
-from tensorir_ladder.harness.race import Contender, Plan, Racecourse, Rounds, require_room
+from tensorir_ladder.harness.race import Contender, Racecourse, RoundPlan, Rounds, require_room
 from tensorir_ladder.harness.records import (
     FunctionTimed,
     ModelRecord,
@@ -26,14 +26,14 @@ from tensorir_ladder.harness.session import Session
 from tensorir_ladder.harness.verify import Trial, WrongResult, draw_seeds, hold
 from tensorir_ladder.harness.whole_models import eager
 from tensorir_ladder.harness.whole_models.arithmetic import DTYPE
-from tensorir_ladder.harness.whole_models.building import Built, RuleSet, interruptible
+from tensorir_ladder.harness.whole_models.building import BuiltModel, RuleSet, interruptible
 from tensorir_ladder.harness.whole_models.definitions import Model
 from tensorir_ladder.harness.whole_models.execution import Call, Running
 from tensorir_ladder.harness.whole_models.reference import draw_weights, expected
 from tensorir_ladder.relax.rules.rule import Failure
 
 SUMMED_BY_TORCH = "float16"  # parts of its sums may be
-FUNCTIONS = Plan(rounds=7, warmup_ms=5.0, round_budget_ms=60.0, sample_ms=0.3)  # of one function by itself
+FUNCTIONS = RoundPlan(rounds=7, warmup_ms=5.0, round_budget_ms=60.0, sample_ms=0.3)  # of one function by itself
 BYTES = 2  # of a float16
 PAGE = 4096  # bytes
 COMPILED, COPY = "torch.compile", "copy"
@@ -45,7 +45,7 @@ class Attempt:
     """A set of rules on one model: what it built, or why it did not; then how it ran."""
 
     rules: RuleSet
-    built: Built | None
+    built: BuiltModel | None
     why: str = ""
     status: str = "failed"
     running: Running | None = None
@@ -205,7 +205,9 @@ def _check(attempt: Attempt, course: ModelCourse, trials: Mapping[str, Trial], s
         attempt.refuse("failed", reason(error))
 
 
-def _check_running(attempt: Attempt, built: Built, course: ModelCourse, trials: Mapping[str, Trial], seed: int) -> None:
+def _check_running(
+    attempt: Attempt, built: BuiltModel, course: ModelCourse, trials: Mapping[str, Trial], seed: int
+) -> None:
     running = attempt.running or Running(built.executable, list(built.functions), tvm.cuda())
     attempt.status, attempt.why, attempt.running = "measured", "", running
     operands = course.sets[0][0]

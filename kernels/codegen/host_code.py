@@ -27,7 +27,7 @@ from tensorir_ladder.kernels.codegen.launch_plan import (
     ROWS_PARAMETER,
     LaunchPlan,
     PlainBuffer,
-    Planned,
+    PlannedNumber,
     Real,
     RowCount,
     TensorMap,
@@ -228,13 +228,13 @@ class _Reading:
         buffer = self._buffer_of(data).buffer
         return TensorMap(buffer, str(attributes.descriptor_dtype), sizes, strides, box, *enumerators)
 
-    def _parameter(self, value: Expr) -> PlainBuffer | RowCount | Planned | Real | int:
+    def _parameter(self, value: Expr) -> PlainBuffer | RowCount | PlannedNumber | Real | int:
         if isinstance(value.ty, PrimType):
             number = evaluate(value, self.values)
             if number is None and isinstance(value, Var) and value.name == ROWS_PARAMETER:
                 return RowCount()
             if number is None and isinstance(value, Var) and value.name in (*PLANNED, *COUNTED, *COPIED):
-                return Planned(str(value.name))
+                return PlannedNumber(str(value.name))
             if number is None:
                 raise _no_matrix(value)
             return Real(number, str(value.ty.dtype)) if "float" in str(value.ty.dtype) else int(number)

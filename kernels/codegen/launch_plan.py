@@ -37,7 +37,7 @@ class UnsupportedLaunch(IllegalSchedule):
 
 
 @dataclass(frozen=True)
-class Rows:
+class MatrixRows:
     """A matrix in memory: ``rows`` of ``columns`` adjacent elements, ``row_bytes`` from one row to the next.
 
     Or a ``batch`` of them, ``batch_bytes`` from one to the next.
@@ -93,7 +93,7 @@ class TensorMap:
                 f"no tensor map of {self.buffer} can be so", value="; ".join(found), remedy="choose what TMA takes"
             )
 
-    def of(self, matrix: Rows) -> TensorMap:
+    def of(self, matrix: MatrixRows) -> TensorMap:
         """Map a matrix at hand instead, whose rows may be shorter or further apart than those this was made for.
 
         A kernel still loads zeros beyond the matrix's edges. UnsupportedLaunch for a map of other rank.
@@ -118,7 +118,7 @@ class TensorMap:
             not self.swizzle and len(self.sizes) == 2 and self.sizes[0] * self.itemsize == self.strides[0] == ROW_BYTES
         )
 
-    def _lines_of(self, matrix: Rows) -> TensorMap:
+    def _lines_of(self, matrix: MatrixRows) -> TensorMap:
         extent = prod(self.sizes)
         if matrix.batch > 1 or matrix.extent(self.itemsize) != extent * self.itemsize or prod(matrix.shape) != extent:
             raise UnsupportedLaunch(
@@ -146,7 +146,7 @@ class PlainBuffer:
         """Bytes of an element."""
         return _bytes_of(self.dtype)
 
-    def check(self, matrix: Rows) -> None:
+    def check(self, matrix: MatrixRows) -> None:
         """Raise UnsupportedLaunch for a matrix that lies otherwise than the kernel was written for."""
         if matrix.shape != (1, *self.shape)[-2:] or (
             matrix.rows > 1 and matrix.row_bytes != matrix.columns * self.itemsize
@@ -167,7 +167,7 @@ class RowCount:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedNumber:
     """A kernel's whole number that says how its work is shared out, or of how much, which who launches fills in."""
 
     buffer: str
@@ -191,7 +191,7 @@ class LaunchPlan:
     """
 
     kernel: str
-    parameters: tuple[TensorMap | PlainBuffer | RowCount | Planned | Real | int, ...]
+    parameters: tuple[TensorMap | PlainBuffer | RowCount | PlannedNumber | Real | int, ...]
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     cluster: tuple[int, int, int] = (1, 1, 1)
@@ -256,7 +256,7 @@ class LaunchPlan:
         return all(plain.buffer != buffer for plain in self._plain)
 
 
-_KINDS = {kind.__name__: kind for kind in (TensorMap, PlainBuffer, RowCount, Planned, Real, int)}
+_KINDS = {kind.__name__: kind for kind in (TensorMap, PlainBuffer, RowCount, PlannedNumber, Real, int)}
 
 
 @dataclass(frozen=True)

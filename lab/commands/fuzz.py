@@ -23,7 +23,7 @@ from tensorir_ladder.harness.workers import Lost, each_in_a_process
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.lab.draws import Draws
 from tensorir_ladder.lab.draws import Outcome as Drawn
-from tensorir_ladder.lab.fuzzing import PLACES, Bad, Draw, Outcome, run_draw, summed_up
+from tensorir_ladder.lab.fuzzing import PLACES, Bad, Draw, FuzzOutcome, run_draw, summed_up
 from tensorir_ladder.lab.misuses import run_misuses
 from tensorir_ladder.steps.registry import find_steps, get_step
 
@@ -101,13 +101,13 @@ def _run_misuses(options: argparse.Namespace) -> int:
     return WRONG if counts["failed"] or counts["lost"] else 0
 
 
-def _journal(options: argparse.Namespace, draws: list[Draw]) -> AbstractContextManager[Journal[Outcome] | None]:
+def _journal(options: argparse.Namespace, draws: list[Draw]) -> AbstractContextManager[Journal[FuzzOutcome] | None]:
     # Runs that differ in their draws or in the sources are not the same.
     if options.out is None:
         return nullcontext()
     check_appendable(options.out, RECORDED)
     plan = [options.out.name, *map(asdict, (draws[0], draws[-1])), sources_digest(ROOT, SOURCES)]
-    return Journal(options.out.parent, "fuzz", plan, Outcome)
+    return Journal(options.out.parent, "fuzz", plan, FuzzOutcome)
 
 
 def _draws(options: argparse.Namespace) -> list[Draw]:
@@ -137,17 +137,17 @@ def _check_place(on: str) -> None:
         BUILDS.folder()  # a cache that cannot be used is said here, and not by each process
 
 
-def _outcomes(results: Iterator[tuple[Draw, Outcome | Lost]]) -> Iterator[Outcome]:
+def _outcomes(results: Iterator[tuple[Draw, FuzzOutcome | Lost]]) -> Iterator[FuzzOutcome]:
     # A process that is gone is a bad run.
     for draw, result in results:
         if isinstance(result, Lost):
             bad = Bad("hung" if result.hung else "crashed", result.doing, result.reason)
-            result = Outcome(draw.number, *draw.kind, result.doing, bad=[bad])
+            result = FuzzOutcome(draw.number, *draw.kind, result.doing, bad=[bad])
         yield result
 
 
 def _record(
-    options: argparse.Namespace, command: str, found: dict[str, Any], outcomes: Sequence[Outcome], seconds: float
+    options: argparse.Namespace, command: str, found: dict[str, Any], outcomes: Sequence[FuzzOutcome], seconds: float
 ) -> dict[str, Any]:
     return {
         "command": command,
@@ -172,18 +172,18 @@ def _gpu_name() -> str:
     return str(require_gpu().cuda.get_device_name())
 
 
-def _smallest_first(outcomes: Sequence[Outcome]) -> list[tuple[Outcome, Bad]]:
+def _smallest_first(outcomes: Sequence[FuzzOutcome]) -> list[tuple[FuzzOutcome, Bad]]:
     pairs = [(outcome, bad) for outcome in outcomes for bad in outcome.bad]
     return sorted(pairs, key=lambda pair: (pair[1].size or float("inf"), pair[0].number))
 
 
-def _repeat(options: argparse.Namespace, outcome: Outcome) -> str:
+def _repeat(options: argparse.Namespace, outcome: FuzzOutcome) -> str:
     steps = f" --step {options.step}" if options.step else ""
     counts = f"--kernels {options.kernels} --runs {options.runs} --seed {options.seed} --only {outcome.number}"
     return f"ladder fuzz --on {options.on}{steps} {counts}"
 
 
-def _print(options: argparse.Namespace, found: dict[str, Any], outcomes: Sequence[Outcome], asked: int) -> None:
+def _print(options: argparse.Namespace, found: dict[str, Any], outcomes: Sequence[FuzzOutcome], asked: int) -> None:
     for outcome, bad in _smallest_first(outcomes):
         print(f"{bad.what}: {bad.case}: {bad.text}\n  {_repeat(options, outcome)}")
     if len(outcomes) < asked:

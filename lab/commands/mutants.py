@@ -26,7 +26,7 @@ from tensorir_ladder.harness.records import (
 )
 from tensorir_ladder.harness.workers import Lost, each_in_a_process
 from tensorir_ladder.lab.mutants.reasons import reason_for
-from tensorir_ladder.lab.mutants.running import ALIVE, ORDERS, REFUSED, Mutant, Outcome, plan, run_mutant
+from tensorir_ladder.lab.mutants.running import ALIVE, ORDERS, REFUSED, Mutant, MutantOutcome, plan, run_mutant
 from tensorir_ladder.lab.mutants.subjects import SUBJECTS
 
 FIRST_STEP = 5  # the first with an order in time, which is what most rules change
@@ -107,21 +107,23 @@ def _own_builds() -> Iterator[None]:
                 os.environ["XDG_CACHE_HOME"] = before
 
 
-def _journal(options: argparse.Namespace, steps: tuple[int, ...]) -> AbstractContextManager[Journal[Outcome] | None]:
+def _journal(
+    options: argparse.Namespace, steps: tuple[int, ...]
+) -> AbstractContextManager[Journal[MutantOutcome] | None]:
     if options.out is None:
         return nullcontext()
     check_appendable(options.out, RECORDED)
     sources = sources_digest(ROOT, SOURCES)
     return Journal(
-        options.out.parent, "mutants", [options.out.name, steps, options.seed, options.orders, sources], Outcome
+        options.out.parent, "mutants", [options.out.name, steps, options.seed, options.orders, sources], MutantOutcome
     )
 
 
-def _counted(outcomes: Sequence[Outcome]) -> int:
+def _counted(outcomes: Sequence[MutantOutcome]) -> int:
     return sum(outcome.found != REFUSED for outcome in outcomes)
 
 
-def _missing(mutants: Sequence[Mutant], done: dict[int, Outcome], runs: int) -> list[Mutant]:
+def _missing(mutants: Sequence[Mutant], done: dict[int, MutantOutcome], runs: int) -> list[Mutant]:
     """List what is still to be run so that the first ``runs`` mutants of the plan that count are done."""
     wanted = []
     counted = 0
@@ -135,7 +137,7 @@ def _missing(mutants: Sequence[Mutant], done: dict[int, Outcome], runs: int) -> 
     return wanted
 
 
-def _outcomes(mutants: Sequence[Mutant], jobs: int, limit_s: float) -> Iterator[Outcome]:
+def _outcomes(mutants: Sequence[Mutant], jobs: int, limit_s: float) -> Iterator[MutantOutcome]:
     with closing(each_in_a_process(run_mutant, mutants, jobs, limit_s)) as results:
         for mutant, result in results:
             if isinstance(result, Lost):
@@ -143,7 +145,9 @@ def _outcomes(mutants: Sequence[Mutant], jobs: int, limit_s: float) -> Iterator[
             yield result
 
 
-def _record(options: argparse.Namespace, command: str, steps: tuple[int, ...], outcomes: list[Outcome]) -> Mutants:
+def _record(
+    options: argparse.Namespace, command: str, steps: tuple[int, ...], outcomes: list[MutantOutcome]
+) -> Mutants:
     caught: dict[str, list[CaughtMutant]] = {}
     lived = []
     for each in sorted(outcomes, key=lambda outcome: outcome.number):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from tensorir_ladder.lab.mutants.running import EQUAL, ORDERED, SAME, Outcome
+from tensorir_ladder.lab.mutants.running import EQUAL, ORDERED, SAME, MutantOutcome
 from tensorir_ladder.lab.mutants.subjects import SUBJECTS
 
 DOES_THE_SAME = "every thread does the same as before, to the last bit of the output"
@@ -35,7 +35,7 @@ class Reason:
     steps: tuple[int, ...]
     variants: tuple[str, ...] = ()
 
-    def fits(self, outcome: Outcome) -> bool:
+    def fits(self, outcome: MutantOutcome) -> bool:
         """Tell whether a mutant that lived is one of these."""
         subject = SUBJECTS[outcome.subject]
         return (
@@ -81,7 +81,7 @@ REASONS = (
 )
 
 
-def reason_for(outcome: Outcome) -> str:
+def reason_for(outcome: MutantOutcome) -> str:
     """Say why a mutant that lived is harmless; "" where nobody knows."""
     if outcome.found == SAME:
         return DOES_THE_SAME

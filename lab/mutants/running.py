@@ -28,7 +28,7 @@ ALIVE = (SAME, ORDERED, EQUAL, LIVED)
 
 
 @dataclass
-class Outcome:
+class MutantOutcome:
     """Tell what became of a mutant: its number in the plan, its subject's, its change, and what was found.
 
     ``found`` is the fault's kind, WRONG, "hung" or "crashed"; SAME where it lives and its threads do the same as those
@@ -58,10 +58,12 @@ class Mutant:
     change: Change
     orders: int = ORDERS
 
-    def outcome(self, found: str, text: str = "") -> Outcome:
+    def outcome(self, found: str, text: str = "") -> MutantOutcome:
         """Say what became of it."""
         change = self.change
-        return Outcome(self.number, self.subject, change.rule, change.line, change.before, change.after, found, text)
+        return MutantOutcome(
+            self.number, self.subject, change.rule, change.line, change.before, change.after, found, text
+        )
 
 
 @functools.cache
@@ -93,7 +95,7 @@ def plan(seed: int, steps: Sequence[int], orders: int = ORDERS) -> list[Mutant]:
     return [Mutant(at, number, change, orders) for at, (number, change) in enumerate(taken)]
 
 
-def run_mutant(mutant: Mutant, tell: Tell) -> Outcome:
+def run_mutant(mutant: Mutant, tell: Tell) -> MutantOutcome:
     """Build a mutant and run it, in one order after the other until it is caught."""
     started, outcome = time.monotonic(), mutant.outcome(LIVED)
     tell(f"{SUBJECTS[mutant.subject]}, line {outcome.line}: {outcome.after}")
@@ -113,7 +115,7 @@ def run_mutant(mutant: Mutant, tell: Tell) -> Outcome:
     return outcome
 
 
-def _run(case: Case, program: EmulatedProgram, mutant: Mutant, outcome: Outcome) -> None:
+def _run(case: Case, program: EmulatedProgram, mutant: Mutant, outcome: MutantOutcome) -> None:
     same = accesses_same = output_same = True
     for order in range(mutant.orders):
         outcome.order = order

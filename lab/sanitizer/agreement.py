@@ -13,7 +13,7 @@ from tensorir_ladder.harness.records import append
 from tensorir_ladder.lab.sanitizer.judgement import judge
 from tensorir_ladder.lab.sanitizer.preparation import Prepared
 from tensorir_ladder.lab.sanitizer.subjects import Finding
-from tensorir_ladder.lab.sanitizer.tools import ALONE, TOOLS, Outcome, kept_outcome
+from tensorir_ladder.lab.sanitizer.tools import ALONE, TOOLS, ToolRun, kept_outcome
 
 
 class BadAgreement(ValueError):
@@ -27,7 +27,7 @@ class Row:
     name: str
     whole: bool
     emulator: Finding
-    runs: dict[str, Outcome]
+    runs: dict[str, ToolRun]
     verdict: str
     why: str
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from tensorir_ladder.lab.sanitizer.subjects import WRONG, Finding
-from tensorir_ladder.lab.sanitizer.tools import ALONE, CLEAN, FOUND, HANG, RIGHT, STOPPED, Outcome
+from tensorir_ladder.lab.sanitizer.tools import ALONE, CLEAN, FOUND, HANG, RIGHT, STOPPED, ToolRun
 from tensorir_ladder.lab.sanitizer.tools import WRONG as WRONG_OUTPUT
 
 AGREE, CANNOT_SEE, DISAGREE = "agree", "tool cannot see", "disagree"
@@ -35,7 +35,7 @@ UNSEEN = (
 )
 
 
-def judge(finding: Finding, whole: bool, outcomes: Mapping[str, Outcome]) -> tuple[str, str]:
+def judge(finding: Finding, whole: bool, outcomes: Mapping[str, ToolRun]) -> tuple[str, str]:
     """Give a verdict, and why, on what the emulator and the tools say of one kernel."""
     if whole:
         return _judge_whole(finding, outcomes)
@@ -56,7 +56,7 @@ def judge(finding: Finding, whole: bool, outcomes: Mapping[str, Outcome]) -> tup
     return DISAGREE, f"{tool} does not find it ({seen})"
 
 
-def _judge_whole(finding: Finding, outcomes: Mapping[str, Outcome]) -> tuple[str, str]:
+def _judge_whole(finding: Finding, outcomes: Mapping[str, ToolRun]) -> tuple[str, str]:
     complaints = [f"emulator: {finding.kind}"] if finding.kind else []
     for tool, outcome in outcomes.items():
         if outcome.status not in (CLEAN, RIGHT):
@@ -64,7 +64,7 @@ def _judge_whole(finding: Finding, outcomes: Mapping[str, Outcome]) -> tuple[str
     return (DISAGREE, "; ".join(complaints)) if complaints else (AGREE, "both find nothing")
 
 
-def _judge_alone(finding: Finding, alone: Outcome) -> tuple[str, str]:
+def _judge_alone(finding: Finding, alone: ToolRun) -> tuple[str, str]:
     """Judge a deadlock or wrong output by the run without a tool. The GPU has one order of events of many."""
     if alone.status in SHOWN_ALONE[finding.kind]:
         return AGREE, f"alone on the GPU: {alone.status}"

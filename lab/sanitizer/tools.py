@@ -33,7 +33,7 @@ class NoSanitizer(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ToolRun:
     """The end of one run.
 
     ``status`` is RIGHT, WRONG, STOPPED or HANG of a run alone; of one under a tool CLEAN, HANG or FOUND, with the
@@ -49,7 +49,7 @@ class Outcome:
 @dataclass(frozen=True)
 class _Kept:
     cubin: str
-    outcome: Outcome
+    outcome: ToolRun
 
 
 def require_sanitizer() -> str:
@@ -74,35 +74,35 @@ def shared_options(sanitizer: str) -> tuple[str, ...]:
     return ("--print-limit", str(PRINTED), *ports)
 
 
-def read_outcome(tool: str, text: str) -> Outcome:
+def read_outcome(tool: str, text: str) -> ToolRun:
     """Read what a run that ended by itself printed."""
     if tool == ALONE:
         return _read_alone(text)
     summaries = SUMMARY.findall(text)
     if not summaries:
-        return Outcome(FAILED, first=_last_line(text))
+        return ToolRun(FAILED, first=_last_line(text))
     summary, count = summaries[-1]
     if not int(count):
-        return Outcome(CLEAN, 0, summary)
+        return ToolRun(CLEAN, 0, summary)
     first = FIRST_LINE.search(text)
-    return Outcome(FOUND, int(count), summary, first.group(1)[:200] if first else "")
+    return ToolRun(FOUND, int(count), summary, first.group(1)[:200] if first else "")
 
 
-def _read_alone(text: str) -> Outcome:
+def _read_alone(text: str) -> ToolRun:
     line = _last_line(text)
     if line == launch.RIGHT:
-        return Outcome(RIGHT)
+        return ToolRun(RIGHT)
     if line.startswith(launch.STOPPED):
-        return Outcome(STOPPED, first=line)
+        return ToolRun(STOPPED, first=line)
     wrong = re.fullmatch(rf"(\d+) of \d+ {launch.WRONG}", line)
-    return Outcome(WRONG, int(wrong.group(1)), first=line) if wrong else Outcome(FAILED, first=line)
+    return ToolRun(WRONG, int(wrong.group(1)), first=line) if wrong else ToolRun(FAILED, first=line)
 
 
 def _last_line(text: str) -> str:
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "it printed nothing")[:200]
 
 
-def run_tool(prepared: Prepared, tool: str, sanitizer: str, limit_s: float) -> Outcome:
+def run_tool(prepared: Prepared, tool: str, sanitizer: str, limit_s: float) -> ToolRun:
     """Run a kernel, under a tool or ALONE, in a process that is killed at the time limit."""
     under = [] if tool == ALONE else [sanitizer, "--tool", tool, *shared_options(sanitizer)]
     command = [*under, sys.executable, "-m", "tensorir_ladder.lab.sanitizer.launch", str(prepared.folder)]
@@ -115,11 +115,11 @@ def run_tool(prepared: Prepared, tool: str, sanitizer: str, limit_s: float) -> O
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        return Outcome(HANG, summary=f"not done after {limit_s:g} s")
+        return ToolRun(HANG, summary=f"not done after {limit_s:g} s")
     return read_outcome(tool, text)
 
 
-def kept_outcome(prepared: Prepared, tool: str) -> Outcome | None:
+def kept_outcome(prepared: Prepared, tool: str) -> ToolRun | None:
     """Read what a tool said of this cubin before; None where it was not asked."""
     path = prepared.folder / f"{tool}.json"
     if not path.exists():
@@ -128,7 +128,7 @@ def kept_outcome(prepared: Prepared, tool: str) -> Outcome | None:
     return kept.outcome if kept.cubin == prepared.digest else None
 
 
-def look(prepared: Prepared, tool: str, sanitizer: str) -> Outcome:
+def look(prepared: Prepared, tool: str, sanitizer: str) -> ToolRun:
     """Run a tool, and keep what it says on disk."""
     outcome = run_tool(prepared, tool, sanitizer, LIMITS_S[tool])
     kept = _Kept(prepared.digest, outcome)
@@ -136,7 +136,7 @@ def look(prepared: Prepared, tool: str, sanitizer: str) -> Outcome:
     return outcome
 
 
-def look_at_all(kernels: list[Prepared], sanitizer: str, jobs: int) -> Iterator[tuple[Prepared, str, Outcome]]:
+def look_at_all(kernels: list[Prepared], sanitizer: str, jobs: int) -> Iterator[tuple[Prepared, str, ToolRun]]:
     """Run every kernel alone, then under each tool, so many at a time; what is kept is not run again.
 
     Of a kernel that hangs no tool would say anything: they report when it ends.

@@ -144,7 +144,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ContractionPlan:
     """Say how a product is scheduled: by which engine, with which tile and stages, its reduction in how many parts."""
 
     engine: Engine
@@ -157,7 +157,7 @@ class Plan:
 
 
 Obstacle = Callable[[Shape, Machine], str]
-Build = Callable[[Schedule, SBlockRV, Shape, Plan], None]
+Build = Callable[[Schedule, SBlockRV, Shape, ContractionPlan], None]
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class Engine:
     rings: bool = False
     fewest_rows: int = 1
 
-    def plan(self, shape: Shape, rows: int, machine: Machine) -> Plan | None:
+    def plan(self, shape: Shape, rows: int, machine: Machine) -> ContractionPlan | None:
         """Return what should be fastest for a product, unknown extents taken for ``rows``; None where no tile fits."""
         itemsize, sizes = dtype_bytes(shape.dtype or "float32"), shape.sizes(rows)
         if sizes[0] < self.fewest_rows:
@@ -190,7 +190,7 @@ class Engine:
             if not choice.tile.violations(machine.target, itemsize, choice.stages)
             and not (self.rings and sizes[2] <= choice.tile.block_k)
         ]
-        plans = [Plan(self, choice, parts) for choice in legal for parts in self._parts(shape, choice)]
+        plans = [ContractionPlan(self, choice, parts) for choice in legal for parts in self._parts(shape, choice)]
         return min(plans, key=lambda plan: self.cost(plan.choice, sizes, shape, machine, plan.parts), default=None)
 
     def _measured(self, shape: Shape, machine: Machine) -> list[Choice]:
@@ -273,7 +273,7 @@ class Contraction(Rule):
 
     def plans(
         self, product: Product, target: Target, most_rows: int | None = None
-    ) -> list[tuple[int | None, list[Plan]]]:
+    ) -> list[tuple[int | None, list[ContractionPlan]]]:
         """Return the plans of the engines that take a product, the first engine's first, for each range of its rows.
 
         A range is the most that the symbolic extent may be, None for any; ``most_rows`` leaves out those of more rows.
@@ -282,7 +282,7 @@ class Contraction(Rule):
         shape, machine = Shape.of(product), self._machine_of(target)
         _check_worthwhile(shape)
         each = _rows_of_each(product, shape)
-        planned: list[tuple[int | None, int, list[Plan]]] = []
+        planned: list[tuple[int | None, int, list[ContractionPlan]]] = []
         for most, rows in _ranges(each, shape) if each else [(None, shape.rows or MANY)]:
             if most_rows is not None and rows > most_rows:
                 break
@@ -309,13 +309,15 @@ class Contraction(Rule):
         return self.machine
 
 
-def _plans(shape: Shape, rows: int, machine: Machine) -> list[Plan]:
+def _plans(shape: Shape, rows: int, machine: Machine) -> list[ContractionPlan]:
     """Return the plan of each engine that takes a shape, the fastest engine's first."""
     able = [engine for engine in ENGINES if not engine.obstacle(shape, machine)]
     return [plan for engine in able if (plan := engine.plan(shape, rows, machine))]
 
 
-def _serves(plans: list[Plan], fewer: list[Plan], shape: Shape, rows: int, machine: Machine) -> bool:
+def _serves(
+    plans: list[ContractionPlan], fewer: list[ContractionPlan], shape: Shape, rows: int, machine: Machine
+) -> bool:
     """Return whether the first of ``plans`` is hardly slower for ``rows`` than that of ``fewer``, made for them."""
     if not plans or not fewer or plans[0].engine != fewer[0].engine:
         return False
@@ -337,7 +339,9 @@ def _few_rows(func: tirx.PrimFunc, target: Target, each: int) -> list[Body]:
         return []
 
 
-def _first_lowered(func: tirx.PrimFunc, shape: Shape, most: int | None, plans: list[Plan], target: Target) -> Body:
+def _first_lowered(
+    func: tirx.PrimFunc, shape: Shape, most: int | None, plans: list[ContractionPlan], target: Target
+) -> Body:
     """Lower a function by the first plan that can schedule it; NotTaken with all reasons where none can."""
     reasons = []
     for plan in plans:
@@ -349,7 +353,7 @@ def _first_lowered(func: tirx.PrimFunc, shape: Shape, most: int | None, plans: l
     raise NotTaken("no engine takes the product", value="; ".join(reasons), remedy="leave it to another rule")
 
 
-def _lowered(product: Product, shape: Shape, plan: Plan, target: Target) -> tirx.PrimFunc:
+def _lowered(product: Product, shape: Shape, plan: ContractionPlan, target: Target) -> tirx.PrimFunc:
     """Schedule a product by a plan, and lower it ahead."""
     sch, block = product.sch, product.block
     if plan.parts > 1:
@@ -467,7 +471,7 @@ def _of_kept(obstacle: Obstacle) -> Obstacle:
 def _keeping(build: Build) -> Build:
     """Return what has a kernel in front compute operands that are no plain copies, before it builds."""
 
-    def build_behind(sch: Schedule, block: SBlockRV, shape: Shape, plan: Plan) -> None:
+    def build_behind(sch: Schedule, block: SBlockRV, shape: Shape, plan: ContractionPlan) -> None:
         for operand in shape.computed:
             compute_operand(sch, block, operand)
         build(sch, block, shape, plan)
@@ -501,7 +505,7 @@ NARROW = 112  # columns of a tile of which a k tile of 64 steps keeps little on 
 WIDTHS = (32, 48, 64, 96, 112, 128, 160, 192, 224, 256)
 
 
-def _by_warpgroups(sch: Schedule, block: SBlockRV, shape: Shape, plan: Plan) -> None:
+def _by_warpgroups(sch: Schedule, block: SBlockRV, shape: Shape, plan: ContractionPlan) -> None:
     tile, stages = cast(WarpgroupTile, plan.choice.tile), plan.choice.stages
     # Of a product smaller than a tile, TVM keeps rows that leave the operands behind them unaligned for wgmma.
     whole = shape.columns is not None and shape.columns >= tile.block_n and (shape.rows or tile.block_m) >= tile.block_m
@@ -554,7 +558,7 @@ MMA_TILES = (
 )
 
 
-def _by_warps_of_tensor_cores(sch: Schedule, block: SBlockRV, shape: Shape, plan: Plan) -> None:
+def _by_warps_of_tensor_cores(sch: Schedule, block: SBlockRV, shape: Shape, plan: ContractionPlan) -> None:
     tile, stages = cast(TensorCoreTile, plan.choice.tile), plan.choice.stages
     scope = tile.shared_scope(dtype_bytes(shape.dtype), stages)
     tensorized = tensorize_contraction(sch, block, tile, scope=scope, hide_reads=True)
@@ -566,7 +570,7 @@ def _by_warps_of_tensor_cores(sch: Schedule, block: SBlockRV, shape: Shape, plan
     use_instruction(sch, loops, tensorized.loads, tensorized.instruction)
 
 
-def _by_warps_of_tensor_cores_stored(sch: Schedule, block: SBlockRV, shape: Shape, plan: Plan) -> None:
+def _by_warps_of_tensor_cores_stored(sch: Schedule, block: SBlockRV, shape: Shape, plan: ContractionPlan) -> None:
     tile = cast(TensorCoreTile, plan.choice.tile)
     tensorized = tensorize_contraction(sch, block, tile, scope=tile.shared_scope(dtype_bytes(shape.dtype)))
     use_instruction(sch, tensorized.loops, tensorized.loads, tensorized.instruction)
@@ -613,7 +617,7 @@ def _warp_choices(shape: Shape) -> tuple[Choice, ...]:
     return TURNED_TILES if _turns(shape) else WARP_TILES
 
 
-def _by_warps(sch: Schedule, block: SBlockRV, shape: Shape, plan: Plan) -> None:
+def _by_warps(sch: Schedule, block: SBlockRV, shape: Shape, plan: ContractionPlan) -> None:
     tile, stages = cast(WarpTile, plan.choice.tile), plan.choice.stages
     warps = stage_for_warps(sch, block, tile, scope=tile.shared_scope(4, stages), transposed=_turns(shape))
     stages = _fitting(sch, warps.k_outer, stages)
@@ -624,7 +628,7 @@ def _by_warps(sch: Schedule, block: SBlockRV, shape: Shape, plan: Plan) -> None:
     pipeline_loop(sch, warps.k_outer, stages, True, one_barrier=True, fill_ahead=ahead)
 
 
-def _by_threads(sch: Schedule, block: SBlockRV, shape: Shape, plan: Plan) -> None:
+def _by_threads(sch: Schedule, block: SBlockRV, shape: Shape, plan: ContractionPlan) -> None:
     tile, stages = cast(ThreadTile, plan.choice.tile), plan.choice.stages
     staged = stage_contraction(sch, block, tile, vectorize=True, scope=tile.shared_scope(8, stages))
     stages = _fitting(sch, staged.loops.k_outer, stages)
@@ -632,7 +636,7 @@ def _by_threads(sch: Schedule, block: SBlockRV, shape: Shape, plan: Plan) -> Non
     unroll_loop(sch, staged.loops.k_inner)
 
 
-def _by_threads_stored(sch: Schedule, block: SBlockRV, shape: Shape, plan: Plan) -> None:
+def _by_threads_stored(sch: Schedule, block: SBlockRV, shape: Shape, plan: ContractionPlan) -> None:
     tile = cast(ThreadTile, plan.choice.tile)
     staged = stage_contraction(sch, block, tile, vectorize=True, scope=tile.shared_scope(8))
     unroll_loop(sch, staged.loops.k_inner)

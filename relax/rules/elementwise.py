@@ -89,7 +89,7 @@ class _View:
     lanes: v.Lanes
     total: ir.Expr
     outputs: tuple[tuple[tirx.Var, list[ir.Expr], ir.Expr], ...]  # buffer, indices, value
-    accesses: list[v.Access]
+    accesses: list[v.VectorAccess]
     stored: int  # elements of the widest stores
 
     @property

@@ -114,7 +114,7 @@ def product_of(func: tirx.PrimFunc, *, sums: str = "float32") -> Product:
     return _rewritten(func, *_grouped(*equation_of(func, sums=sums)))
 
 
-def equation_of(func: tirx.PrimFunc, *, sums: str = "float32") -> tuple[Computation, Factors, Epilogue]:
+def equation_of(func: tirx.PrimFunc, *, sums: str = "float32") -> tuple[Computation, Factors, EpilogueEquation]:
     """Read a function around one sum of products: the reduction, what it multiplies, and what becomes of each sum.
 
     In terms of the variables of a function that :func:`narrowed` made. ``sums`` and what is raised are as in
@@ -153,7 +153,7 @@ class Factors:
 
 
 @dataclass(frozen=True)
-class Epilogue:
+class EpilogueEquation:
     """Say what becomes of a sum: ``buffer[indices] = value``, in terms of the product's iterators and of ``total``."""
 
     buffer: tirx.Var
@@ -288,7 +288,7 @@ def _of_one_dtype(first: ir.Expr, second: ir.Expr, summed: str) -> tuple[ir.Expr
 
 def _epilogue_of(
     reduction: Computation, factors: Factors, written: Computation, others: Sequence[Computation]
-) -> Epilogue:
+) -> EpilogueEquation:
     """Read what becomes of a sum, in terms of the product's iterators."""
     total = tirx.Var("total", factors.summed)
     result: ir.Expr = total
@@ -296,7 +296,7 @@ def _epilogue_of(
         result = result * factor.astype(factors.summed)
     result = result.astype(str(reduction.buffer.dtype))
     if written is reduction:
-        return Epilogue(written.buffer, written.indices, result, total)
+        return EpilogueEquation(written.buffer, written.indices, result, total)
     analyzer = analyzer_for(written.iterators)
     value = simplified(inlined(written.value, others), analyzer)
     reads = [load for load in loads_in(value) if load.source.same_as(reduction.buffer)]
@@ -312,7 +312,7 @@ def _epilogue_of(
     value = tvm_ffi.structural_map(replaced(value, taken), (ir.TensorLoad, summed))
     own = analyzer_for(reduction.iterators)
     indices = tuple(own.simplify(replaced(index, taken)) for index in written.indices)
-    return Epilogue(written.buffer, indices, simplified(value, own), total)
+    return EpilogueEquation(written.buffer, indices, simplified(value, own), total)
 
 
 def _inverse(read: Sequence[ir.Expr], reduction: Computation, written: Computation) -> dict[tirx.Var, ir.Expr]:
@@ -369,7 +369,9 @@ def _is_invertible(index: ir.Expr, iterators: Sequence[tirx.Var], extents: dict[
     return all(begins)
 
 
-def _grouped(reduction: Computation, factors: Factors, epilogue: Epilogue) -> tuple[Computation, Factors, Epilogue]:
+def _grouped(
+    reduction: Computation, factors: Factors, epilogue: EpilogueEquation
+) -> tuple[Computation, Factors, EpilogueEquation]:
     """Cut an iterator in two of which one operand uses groups alone, as heads that share their keys, or channels do.
 
     ::
@@ -412,7 +414,7 @@ def _group_sizes(iterator: tirx.IterVar, operands: Sequence[ir.Expr]) -> set[int
     return {size for size in found if size > 1 and int(iterator.dom.extent) % size == 0}
 
 
-def _rewritten(func: tirx.PrimFunc, reduction: Computation, factors: Factors, epilogue: Epilogue) -> Product:
+def _rewritten(func: tirx.PrimFunc, reduction: Computation, factors: Factors, epilogue: EpilogueEquation) -> Product:
     """Write a function anew, as operands, product and epilogue, and schedule it."""
     one, other = (_uses(operand, reduction.spatial) for operand in (factors.first, factors.second))
     places = {v: p for p, index in reversed(list(enumerate(epilogue.indices))) for v in _variables(index)}
@@ -526,7 +528,7 @@ def _product_block(
     return _block(name, axes, store, reduction=k, start=tirx.const(0, factors.summed))
 
 
-def _epilogue_block(epilogue: Epilogue, sums: tirx.Var, axes: Sequence[_Axis]) -> tirx.Stmt:
+def _epilogue_block(epilogue: EpilogueEquation, sums: tirx.Var, axes: Sequence[_Axis]) -> tirx.Stmt:
     def store(places: Sequence[tirx.Var], taken: dict[tirx.Var, ir.Expr], analyzer: sym.Analyzer) -> tirx.Stmt:
         value = _without_branches(simplified(replaced(epilogue.value, taken), analyzer))
         indices = [analyzer.simplify(replaced(index, taken)) for index in epilogue.indices]

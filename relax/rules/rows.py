@@ -78,7 +78,7 @@ class _Phase:
     values: list[ir.Expr]
     stores: list[tuple[tirx.Var, list[ir.Expr]]]
     columns: ir.Expr | None
-    accesses: list[v.Access] = field(default_factory=list)
+    accesses: list[v.VectorAccess] = field(default_factory=list)
     computes: list[tuple[tirx.Var, ir.Expr]] = field(default_factory=list)  # what is kept in registers from here on
 
 
@@ -382,7 +382,7 @@ def _is_costly(value: ir.Expr) -> bool:
 
 def _kept_bytes(form: _Form, each: int) -> int:
     """Return the bytes of registers that hold all that a thread loads and keeps, with ``each`` vectors of it."""
-    loads: list[v.Access] = []
+    loads: list[v.VectorAccess] = []
     for phase in form.phases:
         new = [a for a in phase.accesses if not any(tvm_ffi.structural_equal(a.load, b.load) for b in loads)]
         loads += new
@@ -416,7 +416,7 @@ class _Kernel:
         self.length = form.columns if form.across else v.divided(form.columns, self.lanes.lanes)
         self.sums = self.lanes.lanes if form.across else 1  # that a thread adds up side by side
         self.totals: dict[tirx.Var, tirx.Var] = {}
-        self.held: list[v.Access] = []
+        self.held: list[v.VectorAccess] = []
         self.has_passed = False
 
     def statement(self) -> tirx.Stmt:
@@ -519,7 +519,7 @@ class _Kernel:
         for buffer, value in phase.computes:
             load = _load_of(self.form, buffer)
             local = v.registers(f"{buffer.name}_local", self.each * self.lanes.lanes, str(buffer.dtype))
-            made.append((v.Access(load, 1, None, local), self._with_totals(value)))
+            made.append((v.VectorAccess(load, 1, None, local), self._with_totals(value)))
         self.held += [access for access, _ in made]
 
         def fill(read: v.Read, slot: ir.Expr) -> list[tirx.Stmt]:

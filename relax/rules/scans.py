@@ -131,8 +131,8 @@ class _Form:
     columns: ir.Expr
     term: ir.Expr
     stores: list[tuple[tirx.Var, list[ir.Expr], ir.Expr]]
-    read: list[v.Access]  # loads of ``term``
-    accesses: list[v.Access]  # loads of ``term`` and ``stores``
+    read: list[v.VectorAccess]  # loads of ``term``
+    accesses: list[v.VectorAccess]  # loads of ``term`` and ``stores``
 
     @property
     def widths(self) -> list[int]:
@@ -368,7 +368,7 @@ class _Kernel:
         term = cast(self.form.term, self.dtype)
         return lambda read, _slot, lane: self._add(total, read(term), lane if self.form.across else ZERO)
 
-    def _scanned(self, take: v.Take, accesses: Sequence[v.Access], running: tirx.Var) -> list[tirx.Stmt]:
+    def _scanned(self, take: v.Take, accesses: Sequence[v.VectorAccess], running: tirx.Var) -> list[tirx.Stmt]:
         """Scan a thread's elements from the sum ``running``, and store the results."""
         result, count = self.form.scan.computation.buffer, self.each * self.lanes.lanes
         scanned = v.registers(f"{result.name}_local", count, str(result.dtype))

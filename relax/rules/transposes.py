@@ -213,7 +213,7 @@ class _Kernel:
         return any(tvm_ffi.structural_equal(load, staged) for staged in own)
 
     @staticmethod
-    def _varies(lanes: v.Lanes, access: v.Access) -> bool:
+    def _varies(lanes: v.Lanes, access: v.VectorAccess) -> bool:
         return any(lanes.varies(index) for index in access.load.indices)
 
     def _from_tiles(self, tiles: Sequence[tuple[ir.Expr, tirx.Var, int]], row: tirx.Var, vector: tirx.Var) -> ir.Expr:

@@ -212,7 +212,7 @@ class Expressions:
 
 
 @dataclass
-class Access:
+class VectorAccess:
     """Load at each position: ``load`` at (row, vector, lane) into ``local``, ``width`` elements at a time.
 
     ``guard`` is what must hold for it to be inside its buffer, None where it always is.
@@ -290,9 +290,9 @@ class Lanes:
         """Return whether an expression depends on the vector or the lane."""
         return uses(expression, (self.vector, self.lane))
 
-    def accesses(self, expressions: Iterable[ir.Expr]) -> list[Access]:
+    def accesses(self, expressions: Iterable[ir.Expr]) -> list[VectorAccess]:
         """List what is to be loaded before lanes are computed, each load once; all else is read in its place."""
-        found: list[Access] = []
+        found: list[VectorAccess] = []
         for expression in expressions:
             self._collect(expression, [], found)
         return found
@@ -335,7 +335,7 @@ class Lanes:
         aligned = analyzer.can_prove_equal(tirx.FloorMod(first, tirx.const(width, "int32")), 0)
         return aligned and analyzer.can_prove_equal(other - first, inside)
 
-    def _collect(self, expression: ir.Expr, guard: list[ir.Expr], found: list[Access]) -> None:
+    def _collect(self, expression: ir.Expr, guard: list[ir.Expr], found: list[VectorAccess]) -> None:
         if isinstance(expression, ir.TensorLoad):
             self._note(expression, guard, found)
         elif isinstance(expression, ir.Call) and expression.op.name == IF:
@@ -364,7 +364,7 @@ class Lanes:
         then: ir.Expr | None,
         otherwise: ir.Expr | None,
         guard: list[ir.Expr],
-        found: list[Access],
+        found: list[VectorAccess],
     ) -> None:
         self._collect(condition, guard, found)
         if then is not None:
@@ -372,7 +372,7 @@ class Lanes:
         if otherwise is not None:
             self._collect(otherwise, [*guard, tirx.Not(condition)], found)
 
-    def _note(self, load: ir.TensorLoad, guard: list[ir.Expr], found: list[Access]) -> None:
+    def _note(self, load: ir.TensorLoad, guard: list[ir.Expr], found: list[VectorAccess]) -> None:
         if not any(self.varies(index) for index in load.indices) or load.source.scope() not in ("global", ""):
             return
         needed = functools.reduce(tirx.And, guard) if guard and not self._is_inside(load) else None
@@ -385,7 +385,7 @@ class Lanes:
                     return
                 access.guard = None if needed is None else tirx.Or(access.guard, needed)
                 return
-        found.append(Access(load, self.width(load.source, load.indices), needed))
+        found.append(VectorAccess(load, self.width(load.source, load.indices), needed))
 
     def _is_inside(self, load: ir.TensorLoad) -> bool:
         return all(
@@ -421,7 +421,7 @@ class Take:
         """Return an expression at a lane of the vector with this number."""
         return self.lanes.at(expression, {**self.place(number), self.lanes.lane: lane})
 
-    def fill(self, accesses: Sequence[Access]) -> tuple[list[tirx.Stmt], list[tirx.Stmt]]:
+    def fill(self, accesses: Sequence[VectorAccess]) -> tuple[list[tirx.Stmt], list[tirx.Stmt]]:
         """Return the allocations of registers for accesses that have none, and the loads that fill them."""
         allocations, loads = [], []
         for access in accesses:
@@ -433,7 +433,7 @@ class Take:
             loads.append(self._filled(access))
         return allocations, loads
 
-    def _filled(self, access: Access) -> tirx.Stmt:
+    def _filled(self, access: VectorAccess) -> tirx.Stmt:
         def vector(number: ir.Expr) -> tirx.Stmt:
             def piece(place: ir.Expr, inside: ir.Expr) -> tirx.Stmt:
                 slot = number * self.lanes.lanes + place + inside
@@ -452,7 +452,7 @@ class Take:
 
     def compute(
         self,
-        accesses: Sequence[Access],
+        accesses: Sequence[VectorAccess],
         lane: Callable[[Read, ir.Expr, ir.Expr], tirx.Stmt] | None,
         stores: Sequence[tuple[tirx.Var, Sequence[ir.Expr], tirx.Var]] = (),
     ) -> tirx.Stmt:
@@ -503,7 +503,7 @@ class Take:
         return [*zeros, self.at(address, number, place) + inside] if indices else []
 
 
-def loaded(expression: ir.Expr, accesses: Sequence[Access], slot: ir.Expr) -> ir.Expr:
+def loaded(expression: ir.Expr, accesses: Sequence[VectorAccess], slot: ir.Expr) -> ir.Expr:
     """Return an expression with what was loaded to registers in the place of its loads."""
 
     def from_registers(load: ir.TensorLoad) -> ir.TensorLoad:

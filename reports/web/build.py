@@ -23,7 +23,7 @@ LARGEST_BYTES = 6 * 10**6
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltSite:
     """A site as it was written: its files, their bytes together, and the seconds that it took."""
 
     folder: Path
@@ -32,7 +32,7 @@ class Built:
     seconds: float
 
 
-def build(folder: Path, paths: Paths) -> Built:
+def build(folder: Path, paths: Paths) -> BuiltSite:
     """Write the site of a results folder into ``folder``, whole or not at all.
 
     UsageError where ``folder`` holds something else than an earlier site, where a library of the extra ``report`` is
@@ -51,7 +51,7 @@ def build(folder: Path, paths: Paths) -> Built:
             folder.rename(Path(making) / "before")
         fresh.rename(folder)
     written = tuple(folder / path.relative_to(fresh) for path in files)
-    return Built(folder, written, size, time.monotonic() - started)
+    return BuiltSite(folder, written, size, time.monotonic() - started)
 
 
 def contents(sources: Sources) -> Iterator[File]:

@@ -19,7 +19,7 @@ from tensorir_ladder.harness.records import Record, Timeline, Timing, shape_text
 from tensorir_ladder.reports.cases import grouped, shape_label, slug
 from tensorir_ladder.reports.selection import LAYOUTS
 from tensorir_ladder.reports.web.lessons.lives import AT_FIRST_US, COLOURS, bars
-from tensorir_ladder.reports.web.listings import LISTED_SIZES, Kernel, Listing, kernels, listings
+from tensorir_ladder.reports.web.listings import LISTED_SIZES, ListedKernel, Listing, kernels, listings
 from tensorir_ladder.reports.web.machine_code import MachineCode, read
 from tensorir_ladder.reports.web.packing import pack, unpack_bytes
 from tensorir_ladder.reports.web.page import File, Page
@@ -216,7 +216,7 @@ def pages(sources: Sources) -> Iterator[Page | File]:
 
 
 def index(
-    sources: Sources, found: list[Kernel], made: Mapping[Any, Listing], code: MachineCode | None
+    sources: Sources, found: list[ListedKernel], made: Mapping[Any, Listing], code: MachineCode | None
 ) -> dict[str, Any]:
     """Write what is known of every kernel, without its texts, as the page reads it."""
     compiled = code.by_source if code else {}
@@ -304,7 +304,7 @@ def _deflated(address: str, name: str, content: bytes) -> File:
     return File(address, f'(window.comparison ??= {{}})["{name}"] = "{text}";\n')
 
 
-def _product(kernel: Kernel) -> str:
+def _product(kernel: ListedKernel) -> str:
     output = "" if kernel.out_dtype == kernel.dtype else f" to {kernel.out_dtype}"
     layout = "" if kernel.layout == "nn" else f", {LAYOUTS.get(kernel.layout, kernel.layout)}"
     size = shape_label(kernel.shape) + "³" * (len(set(kernel.shape)) == 1)
@@ -332,7 +332,7 @@ def _tflops(record: Record, timing: Timing) -> float:
     return 2 * record.m * record.n * record.k / (timing.median_ms * 1e9)
 
 
-def _resources(kernel: Kernel, listing: Listing | None) -> dict[str, Any]:
+def _resources(kernel: ListedKernel, listing: Listing | None) -> dict[str, Any]:
     used = kernel.record.resources if kernel.record else None
     if used is None:
         return {name: getattr(listing, name) for name in ("threads", "blocks", "smem_bytes")} if listing else {}
@@ -340,7 +340,7 @@ def _resources(kernel: Kernel, listing: Listing | None) -> dict[str, Any]:
     return own | {"occupancy_pct": 100 * used.occupancy}
 
 
-def _loop(kernel: Kernel, listing: Listing | None) -> dict[str, Any]:
+def _loop(kernel: ListedKernel, listing: Listing | None) -> dict[str, Any]:
     code = kernel.record.code if kernel.record and kernel.record.code else listing.code if listing else None
     if code is None:
         return {"stages": kernel.stages}
@@ -353,7 +353,7 @@ def _loop(kernel: Kernel, listing: Listing | None) -> dict[str, Any]:
     return {"stages": kernel.stages, **own}
 
 
-def command_of(kernel: Kernel) -> str:
+def command_of(kernel: ListedKernel) -> str:
     """Write the command that measures a kernel which no record has."""
     case = f"--step {kernel.step} --variant {kernel.variant} --shape {shape_text(kernel.shape)} --dtype {kernel.dtype}"
     layout = f" --layout {kernel.layout}" if kernel.layout != "nn" else ""

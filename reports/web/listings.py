@@ -26,7 +26,7 @@ Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Kernel:
+class ListedKernel:
     """A kernel that can be compared, and all that was measured of it.
 
     ``arch`` is what it is made for; ``record`` its newest measurement, None where it was only built.
@@ -86,9 +86,9 @@ class Listing:
     instructions: dict[str, int]  # an explicit kernel's own, by name
 
 
-def kernels(sources: Sources) -> list[Kernel]:
+def kernels(sources: Sources) -> list[ListedKernel]:
     """List the kernels of all records, and every variant as its step makes it at the listed sizes, measured or not."""
-    found: dict[Key, Kernel] = {}
+    found: dict[Key, ListedKernel] = {}
     for record in sorted(sources.results.records, key=lambda record: (record.tile_choice != "default", record.stages)):
         kernel = replace(_of(record, record.environment.gpu, record.arch, record.out_dtype), record=record)
         default = record.tile_choice == "default" and record.default_stages
@@ -106,7 +106,7 @@ def kernels(sources: Sources) -> list[Kernel]:
     return sorted((kernel for kernel in found.values() if kernel.step in known), key=_order(sources))
 
 
-def compiled_for_reports(sources: Sources) -> list[Kernel]:
+def compiled_for_reports(sources: Sources) -> list[ListedKernel]:
     """List the kernels whose PTX and machine code are kept: of every variant, as its step makes it, at one size.
 
     Neither of builds for debugging nor of another arithmetic than the steps', whose texts are as long as all others.
@@ -120,12 +120,12 @@ def compiled_for_reports(sources: Sources) -> list[Kernel]:
     return found
 
 
-def listings(wanted: Iterable[Kernel], jobs: int = JOBS) -> dict[Key, Listing]:
+def listings(wanted: Iterable[ListedKernel], jobs: int = JOBS) -> dict[Key, Listing]:
     """Make the texts of kernels, by their keys; what is the same on two GPUs is lowered once.
 
     A kernel of which the steps of today make nothing, since they refuse it, has none.
     """
-    groups: dict[Key, list[Kernel]] = {}
+    groups: dict[Key, list[ListedKernel]] = {}
     for kernel in wanted:
         digest = kernel.record.source_sha256 if kernel.record else kernel.gpu
         groups.setdefault((*kernel.text_key, digest), []).append(kernel)
@@ -139,14 +139,14 @@ def listings(wanted: Iterable[Kernel], jobs: int = JOBS) -> dict[Key, Listing]:
     return {kernel.key: one for one, group in zip(made, groups.values()) if one for kernel in group}
 
 
-def case_of(kernel: Kernel) -> Case:
+def case_of(kernel: ListedKernel) -> Case:
     """Make the case that builds a kernel, on the GPU that it is for."""
     step, problem = get_step(kernel.step), Matmul(*kernel.shape, kernel.dtype, kernel.layout, kernel.out_dtype)
     machine = machine_for(kernel.arch).of_gpu(kernel.gpu, kernel.multiprocessors)
     return Case(step, problem, kernel.variant, step.tiles.kind.parse(kernel.tile), machine, kernel.stages)
 
 
-def _listing(kernel: Kernel) -> Listing | None:
+def _listing(kernel: ListedKernel) -> Listing | None:
     try:
         made = lower(case_of(kernel))
     except ValueError:  # all that a case is refused for: its step, variant, tile, schedule
@@ -156,7 +156,7 @@ def _listing(kernel: Kernel) -> Listing | None:
     return Listing(made.source_sha256, texts, made.threads, made.blocks, made.smem_bytes, made.code, counted)
 
 
-def _usual(sources: Sources) -> Iterator[Kernel]:
+def _usual(sources: Sources) -> Iterator[ListedKernel]:
     """Yield every variant of every step at the first listed size, as the step makes it for the GPU of its architecture.
 
     On other GPUs there is nothing to tell of what was not measured.
@@ -168,15 +168,15 @@ def _usual(sources: Sources) -> Iterator[Kernel]:
             case = Case.default(step, Matmul(size, size, size, variant.dtypes[0]), machine, variant.name)
             product = ((size, size, size), case.problem.dtype, case.problem.out_dtype, case.problem.layout)
             form = (step.number, variant.name, *product, str(case.tile), case.stages_built)
-            yield Kernel(machine.gpu, machine.arch, *form, True)
+            yield ListedKernel(machine.gpu, machine.arch, *form, True)
 
 
-def _of(item: Record | Counters | Timeline, gpu: str, arch: str, out_dtype: str) -> Kernel:
+def _of(item: Record | Counters | Timeline, gpu: str, arch: str, out_dtype: str) -> ListedKernel:
     product = (item.shape, item.dtype, out_dtype, item.layout)
-    return Kernel(gpu, arch, item.step, item.variant, *product, item.tile, item.stages, False)
+    return ListedKernel(gpu, arch, item.step, item.variant, *product, item.tile, item.stages, False)
 
 
-def _join(found: dict[Key, Kernel], kernel: Kernel, **more: Any) -> None:
+def _join(found: dict[Key, ListedKernel], kernel: ListedKernel, **more: Any) -> None:
     found[kernel.key] = replace(found.get(kernel.key, kernel), **more)
 
 
@@ -184,7 +184,7 @@ def _order(sources: Sources) -> Any:
     gpus = list(sources.gpus.values())
     places = {(n, v): at for n, step in sources.steps.items() for at, v in enumerate(step.variant_names)}
 
-    def order(kernel: Kernel) -> tuple[Any, ...]:
+    def order(kernel: ListedKernel) -> tuple[Any, ...]:
         place = places.get((kernel.step, kernel.variant), len(places))
         product = (math.prod(kernel.shape), kernel.shape, kernel.dtype, kernel.layout)
         gpu = gpus.index(kernel.gpu) if kernel.gpu in gpus else len(gpus)

@@ -21,7 +21,7 @@ from tensorir_ladder.harness.listings import comparable_text
 from tensorir_ladder.harness.records import RecordError, decode, write_atomically
 from tensorir_ladder.harness.records.parts import Arch, Count, Title
 from tensorir_ladder.kernels.codegen import toolchain
-from tensorir_ladder.reports.web.listings import JOBS, Kernel, case_of
+from tensorir_ladder.reports.web.listings import JOBS, ListedKernel, case_of
 from tensorir_ladder.reports.web.packing import unpack_bytes
 
 FILE = "machine-code.json.xz"
@@ -81,7 +81,7 @@ def read(folder: Path) -> MachineCode | None:
     return decode(unpack_bytes(data, str(path)), MachineCode, str(path), remedy)
 
 
-def write(folder: Path, kernels: Iterable[Kernel]) -> tuple[Path, int]:
+def write(folder: Path, kernels: Iterable[ListedKernel]) -> tuple[Path, int]:
     """Compile kernels and write the file; return its path, and how many CUDA texts it has.
 
     Some two seconds a kernel. Raises NoCompiler where nvcc, cuobjdump or nvdisasm is missing, and what lowering a

@@ -17,14 +17,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from support.cases import SMALL_TILES, STEPS
-from support.cases import Outcome as Printed
+from support.cases import FuzzOutcome as Printed
 from tensorir_ladder.harness.cli import parse
 from tensorir_ladder.harness.records.writing import is_alive
 from tensorir_ladder.harness.workers import Lost, Tell, _sweep, each_in_a_process
 from tensorir_ladder.kernels.tiles import RoleTile, SwappedTile
 from tensorir_ladder.lab.commands import fuzz
 from tensorir_ladder.lab.drawn_tiles import DRAWN, draw_tile
-from tensorir_ladder.lab.fuzzing import PLACES, Bad, Draw, Outcome, draw_case, run_case, run_draw
+from tensorir_ladder.lab.fuzzing import PLACES, Bad, Draw, FuzzOutcome, draw_case, run_case, run_draw
 from tensorir_ladder.schedules.tiles import BlockTile, SwappedWarpgroupTile, WarpgroupTile
 from tensorir_ladder.steps.step import Step
 
@@ -52,7 +52,7 @@ def test_what_is_not_refused_is_right(steps: tuple[int, ...], data: st.DataObjec
 
     step = choose([STEPS[number] for number in steps])
     variant = choose(step.variant_names)
-    place, outcome = PLACES["emulator"], Outcome(0, step.number, variant)
+    place, outcome = PLACES["emulator"], FuzzOutcome(0, step.number, variant)
     run_case(draw_case(choose, step, variant, place, small_tile), place, [seed, seed + 1], outcome)
     assert not outcome.bad, outcome.bad[0]
     assert outcome.right == 2 or len(outcome.refused) == 1
@@ -116,7 +116,7 @@ def test_a_run_is_counted_and_goes_on(command: Callable[..., Printed], tmp_path:
     # As a run left it that was killed while it wrote its second draw: the first is not run again.
     options = parse(arguments(out))
     with fuzz._journal(options, fuzz._draws(options)) as journal:
-        journal.add(Outcome(0, 1, "default", "kept", right=700))
+        journal.add(FuzzOutcome(0, 1, "default", "kept", right=700))
     with journal.path.open("a") as file:
         file.write('{"number": 1, "st')
     assert "fuzzing" not in command(*arguments(out)).out
@@ -143,10 +143,10 @@ def test_bad_runs_are_named_smallest_first(
 ) -> None:
     def results(_work: Any, draws: Sequence[Draw], _jobs: int, _limit: float) -> Any:
         step, variant = draws[0].kind
-        yield draws[0], Outcome(0, step, variant, "large", 1, bad=[Bad("wrong", "large", "error 3", 900)])
-        yield draws[1], Outcome(1, step, variant, "small", 0, bad=[Bad("fault", "small", "race", 30)])
+        yield draws[0], FuzzOutcome(0, step, variant, "large", 1, bad=[Bad("wrong", "large", "error 3", 900)])
+        yield draws[1], FuzzOutcome(1, step, variant, "small", 0, bad=[Bad("fault", "small", "race", 30)])
         yield draws[2], Lost("took more than 9 s", "slow", hung=True)
-        yield draws[3], Outcome(3, step, variant, "right", 2)
+        yield draws[3], FuzzOutcome(3, step, variant, "right", 2)
 
     monkeypatch.setattr(fuzz, "each_in_a_process", results)
     outcome = command(*arguments(tmp_path / "fuzz.jsonl"))
@@ -172,7 +172,9 @@ def test_a_kernel_that_hangs_on_the_gpu_ends_the_run_which_can_go_on(
             assert draw.on == "gpu"
             yield (
                 draw,
-                Lost("took more than 9 s", "slow", hung=True) if draw.number == 1 else Outcome(0, 12, "roles", right=2),
+                Lost("took more than 9 s", "slow", hung=True)
+                if draw.number == 1
+                else FuzzOutcome(0, 12, "roles", right=2),
             )
 
     monkeypatch.setattr(fuzz, "each_in_a_process", results)

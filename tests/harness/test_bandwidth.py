@@ -26,7 +26,7 @@ from tensorir_ladder.harness.commands.measuring import open_session
 from tensorir_ladder.harness.execution import LlvmBackend
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.models.time import stream_bound
-from tensorir_ladder.harness.race import Plan, require_room, sets_needed
+from tensorir_ladder.harness.race import RoundPlan, require_room, sets_needed
 from tensorir_ladder.harness.records import load_streams
 from tensorir_ladder.harness.verify import WrongResult
 from tensorir_ladder.kernels.codegen.toolchain import Cubin
@@ -278,6 +278,6 @@ def test_a_workload_beyond_32_bits_is_refused_before_anything_is_built() -> None
 def test_plans_are_the_sessions(made_up: FakeGpu, tmp_path: Path) -> None:
     session = open_session(SimpleNamespace(out=tmp_path, stages=None, revision="r"), "a command")
     record = bandwidth.measure_workloads(session, [case("gelu", "direct", 1)])[0]
-    assert len(record.timing.samples_ms) == Plan().rounds
+    assert len(record.timing.samples_ms) == RoundPlan().rounds
     assert record.environment.revision == "r"
     assert record.bound in ("memory", "latency")

@@ -9,7 +9,7 @@ import pytest
 
 from support.cases import Outcome, make_case
 from tensorir_ladder.harness.build import Case, compiled, lower
-from tensorir_ladder.harness.machines import Machine, machine_for
+from tensorir_ladder.harness.machines import GpuSpec, machine_for
 from tensorir_ladder.harness.models import depth
 from tensorir_ladder.harness.models.depth import (
     NoForecast,
@@ -45,7 +45,7 @@ RATES = Rates(
 WORK = TileWork(stages=3, threads=128, bytes=6000, instructions=300, accesses=400, chain=0, steps=10, barriers=2)
 
 
-class FakeMachine(Machine):
+class FakeMachine(GpuSpec):
     """A machine whose rates are made up."""
 
     rates = RATES

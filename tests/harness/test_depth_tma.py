@@ -8,7 +8,7 @@ import pytest
 
 from support.cases import make_case
 from tensorir_ladder.harness.build import Case
-from tensorir_ladder.harness.machines import Machine, machine_for
+from tensorir_ladder.harness.machines import GpuSpec, machine_for
 from tensorir_ladder.harness.models import depth, depth_tma
 from tensorir_ladder.harness.models.depth_tma import BlockWork
 from tensorir_ladder.harness.models.rate_files import Curve, Rates
@@ -49,7 +49,7 @@ def resources(blocks_per_sm: int = 1, blocks: int = 64) -> Resources:
 def case(stages: int = 4, size: int = 1024, **changes: object) -> Case:
     """Step 11 on the made-up machine."""
     made = make_case(11, (size, size, size), "tma_store", stages=stages, dtype="float16")
-    machine = type("FakeMachine", (Machine,), {"rates": RATES})
+    machine = type("FakeMachine", (GpuSpec,), {"rates": RATES})
     return replace(made, machine=machine(**vars(machine_for("sm_90a"))), **changes)
 
 

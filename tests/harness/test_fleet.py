@@ -35,13 +35,13 @@ from tensorir_ladder.harness.build import Case, lower
 from tensorir_ladder.harness.commands import tune
 from tensorir_ladder.harness.fleet import hosting, serving, starting, working
 from tensorir_ladder.harness.fleet.asking import Tracker
-from tensorir_ladder.harness.fleet.building import CONFIG, Built, tuning_entry
+from tensorir_ladder.harness.fleet.building import CONFIG, BuiltCandidate, tuning_entry
 from tensorir_ladder.harness.fleet.crew import Crew
 from tensorir_ladder.harness.fleet.database import RECORDS, WORKLOADS, TvmDatabase
 from tensorir_ladder.harness.fleet.errors import FleetError
 from tensorir_ladder.harness.fleet.hosting import Host
 from tensorir_ladder.harness.fleet.messages import Answer, Check, Identity, Module, Request
-from tensorir_ladder.harness.fleet.processes import Lost, Process, Source
+from tensorir_ladder.harness.fleet.processes import Process, ProcessLost, Source
 from tensorir_ladder.harness.fleet.ranking import modelled_costs, ranked_by_model, reached_by_model
 from tensorir_ladder.harness.fleet.search import (
     FleetSearch,
@@ -54,7 +54,7 @@ from tensorir_ladder.harness.fleet.search import (
     build_ahead,
 )
 from tensorir_ladder.harness.machines import machine_for
-from tensorir_ladder.harness.race import Plan
+from tensorir_ladder.harness.race import RoundPlan
 from tensorir_ladder.harness.records import FleetRun, RecordError, TunedConfig, decode, load_tuned, read_places
 from tensorir_ladder.harness.tuning import Findings, TuningSpace, candidates, described
 from tensorir_ladder.harness.verify import matmul_trial
@@ -259,7 +259,7 @@ class Told:
         self.asked.append(arguments)
         if arguments == ("ends",) and self.fails:
             self.fails = 0
-            raise Lost("its process ended")
+            raise ProcessLost("its process ended")
         return work(*arguments)
 
     def close(self) -> None:
@@ -327,7 +327,7 @@ def a_task(search: FleetSearch, shape: tuple[int, int, int], left: int) -> _Task
     findings.found |= {each: replace(described(each), times_ms=(1.0,), ratios=(0.5,)) for each in timed}
     task = _Task(case, findings, None, None, waiting, best=timed[0])
     done: Future = Future()
-    done.set_result(Built(Module("built", "a.so", "/a.so"), (1, 1, 1), ""))
+    done.set_result(BuiltCandidate(Module("built", "a.so", "/a.so"), (1, 1, 1), ""))
     task.builds = dict.fromkeys((*timed, *waiting), done)
     for each in task.likely_finalists:
         task.builds[each] = task.checks[each] = done
@@ -447,11 +447,11 @@ def test_what_is_raised_there_is_raised_here(process: Process) -> None:
 
 def test_a_copy_that_takes_too_long_or_ends_is_lost_and_made_again(process: Process) -> None:
     first = process.ask(os.getpid)
-    with pytest.raises(Lost, match=r"no answer for 0\.2 seconds"):
+    with pytest.raises(ProcessLost, match=r"no answer for 0\.2 seconds"):
         process.ask(time.sleep, 60, limit_s=0.2)
     assert not process.alive
     assert (second := process.ask(os.getpid)) != first
-    with pytest.raises(Lost, match="its process ended"):
+    with pytest.raises(ProcessLost, match="its process ended"):
         process.ask(os._exit, 3)
     os.kill(process.ask(os.getpid), signal.SIGKILL)
     while process.alive:
@@ -478,7 +478,7 @@ def test_closing_ends_what_works_and_what_it_started() -> None:
     def ask() -> None:
         try:
             process.ask(subprocess.run, ["sleep", "60"])
-        except Lost as error:
+        except ProcessLost as error:
             told.append(str(error))
 
     asked = threading.Thread(target=ask)
@@ -492,7 +492,7 @@ def test_closing_ends_what_works_and_what_it_started() -> None:
     asked.join(5)
     assert told == ["it was closed"]
     assert_gone(alive)
-    with pytest.raises(Lost, match="it was closed"):
+    with pytest.raises(ProcessLost, match="it was closed"):
         process.ask(os.getpid)
 
 
@@ -592,7 +592,7 @@ def asked(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
 
     def ask(*labels: str, **change: object) -> Answer:
         modules = tuple(Module(label, f"{label}.so", "") for label in labels)
-        request = msgspec.json.encode(Request(problem, "ieee", modules, Plan(rounds=5), **change)).decode()
+        request = msgspec.json.encode(Request(problem, "ieee", modules, RoundPlan(rounds=5), **change)).decode()
         return decode(serving._measure("gpu", request), Answer, "the answer")
 
     monkeypatch.setattr(serving, "gpu_identity", lambda: known)

@@ -19,7 +19,7 @@ from tensorir_ladder.harness.environment import max_clocks
 from tensorir_ladder.harness.execution import GpuBackend, gpu_arch, gpu_machine, gpu_present
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.measure import Measurer
-from tensorir_ladder.harness.race import Plan
+from tensorir_ladder.harness.race import RoundPlan
 from tensorir_ladder.harness.records import Record, load_records, load_streams, load_tuned, read_place
 from tensorir_ladder.harness.roofline import product_roofline
 from tensorir_ladder.harness.session import Session
@@ -206,7 +206,7 @@ def test_the_driver_says_what_is_possible() -> None:
 
 
 def test_a_record_is_whole(backend: GpuBackend, tmp_path: Path) -> None:
-    plan = Plan(rounds=7, warmup_ms=5.0)
+    plan = RoundPlan(rounds=7, warmup_ms=5.0)
     session = Session(require_compiler(), backend, tmp_path, "test", plan)
     measurer = Measurer(session)
     record = measurer.measure(make_case(5, (256, 256, 256), arch=gpu_arch()))

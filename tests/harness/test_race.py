@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from tensorir_ladder.harness import race
-from tensorir_ladder.harness.race import MEASURING, Plan, Racecourse, Rounds
+from tensorir_ladder.harness.race import MEASURING, Racecourse, RoundPlan, Rounds
 from tensorir_ladder.harness.records import GpuState, median_interval
 
-NO_WARMUP = Plan(warmup_ms=0.0)
+NO_WARMUP = RoundPlan(warmup_ms=0.0)
 
 
 class Clock:
@@ -70,7 +70,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def run(clock: Clock, plan: Plan, *takes: Callable[[], float], sets: int = 2) -> Rounds:
+def run(clock: Clock, plan: RoundPlan, *takes: Callable[[], float], sets: int = 2) -> Rounds:
     """Race launches; the first is ours, the next two are cuBLAS's."""
     course = Racecourse(SimpleNamespace(torch=clock), [(number,) for number in range(sets)], 2**20)
     return course.race([(str(place), clock.launch(take)) for place, take in enumerate(takes)], plan, beside=(1, 2))
@@ -100,7 +100,7 @@ def test_steady_times_are_known_after_the_fewest_rounds(clock: Clock) -> None:
 
 
 def test_rounds_go_on_until_the_ratio_is_known(clock: Clock) -> None:
-    plan = Plan(warmup_ms=0.0, half_width=0.01, most_rounds=400, budget_ms=1e9)
+    plan = RoundPlan(warmup_ms=0.0, half_width=0.01, most_rounds=400, budget_ms=1e9)
     noise = (noisy(1.0, 0.05, 1), noisy(1.0, 0.05, 2), noisy(1.5, 0.05, 3))
     fixed = run(clock, NO_WARMUP, *noise)
     assert half_width(fixed) > 0.01
@@ -111,20 +111,20 @@ def test_rounds_go_on_until_the_ratio_is_known(clock: Clock) -> None:
 
 @pytest.mark.parametrize(("most_rounds", "budget_ms"), [(22, 1e9), (10**6, 300.0)])
 def test_what_stays_unknown_stops_at_its_budget(clock: Clock, most_rounds: int, budget_ms: float) -> None:
-    plan = Plan(warmup_ms=0.0, half_width=1e-6, most_rounds=most_rounds, budget_ms=budget_ms)
+    plan = RoundPlan(warmup_ms=0.0, half_width=1e-6, most_rounds=most_rounds, budget_ms=budget_ms)
     rounds = run(clock, plan, *(noisy(1.0, 0.3, seed) for seed in range(3)))
     assert NO_WARMUP.rounds < rounds.method.rounds <= min(most_rounds, 1 + budget_ms / 3)
     assert clock.now_ms < 2 * budget_ms
 
 
 def test_peers_need_not_be_known_as_precisely(clock: Clock) -> None:
-    plan = Plan(warmup_ms=0.0, half_width=0.01)
+    plan = RoundPlan(warmup_ms=0.0, half_width=0.01)
     rounds = run(clock, plan, steady(1.0), steady(1.0), steady(1.0), noisy(1.0, 0.9, 7))
     assert rounds.method.rounds == plan.rounds
 
 
 def test_short_launches_are_repeated_until_a_sample_is_long(clock: Clock) -> None:
-    plan = Plan(warmup_ms=0.0, sample_ms=4.0)
+    plan = RoundPlan(warmup_ms=0.0, sample_ms=4.0)
     rounds = run(clock, plan, steady(0.2), steady(0.25), steady(0.3))
     assert rounds.method.launches_per_round == 20  # ten times through two sets
     assert rounds.method.operand_sets == 2
@@ -132,7 +132,7 @@ def test_short_launches_are_repeated_until_a_sample_is_long(clock: Clock) -> Non
 
 
 def test_a_slow_contender_limits_the_repeats(clock: Clock) -> None:
-    plan = Plan(warmup_ms=0.0, sample_ms=4.0)
+    plan = RoundPlan(warmup_ms=0.0, sample_ms=4.0)
     assert plan.repeats_for([0.4, 0.5, 40.0]) == 3
     assert plan.repeats_for([0.4, 0.5, 400.0]) == 1
     rounds = run(clock, plan, steady(0.2), steady(0.2), steady(100.0))

@@ -12,7 +12,7 @@ import pytest
 from support.cases import ROOT, make_case
 from support.fake_gpu import SHAPE, Command, FakeGpu
 from tensorir_ladder.harness import environment, roofline
-from tensorir_ladder.harness.machines import Machine, machine_for
+from tensorir_ladder.harness.machines import GpuSpec, machine_for
 from tensorir_ladder.harness.measure import Measurer
 from tensorir_ladder.harness.peers import Entrant, PeerKind
 from tensorir_ladder.harness.records import Timing, load_records, load_streams
@@ -26,7 +26,7 @@ LARGE = Matmul(4096, 4096, 4096, "float16")
 NOTHING = 1e-7  # ms: what an empty launch would take at best
 
 
-def least_ms(machine: Machine, problem: Matmul, math: str = "ieee", from_memory: float = 0.0) -> float:
+def least_ms(machine: GpuSpec, problem: Matmul, math: str = "ieee", from_memory: float = 0.0) -> float:
     """The time below which a product is refused."""
     found = product_roofline(machine, problem, math, from_memory)
     low, high = 1e-9, 1e9

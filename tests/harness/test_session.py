@@ -17,7 +17,7 @@ from support.cases import SMALL_TILES, STEPS, Outcome, make_case, redeclare, sma
 from support.fake_gpu import SHAPE, TIMES, Command, FakeArena, FakeBackend, FakeGpu, interrupted, stop_at
 from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.cublas import Arena
-from tensorir_ladder.harness.machines import Machine, machine_for
+from tensorir_ladder.harness.machines import GpuSpec, machine_for
 from tensorir_ladder.harness.measure import Measurer
 from tensorir_ladder.harness.peers import Entrant, PeerKind, PeerMissing
 from tensorir_ladder.harness.records import Record, load_records
@@ -247,7 +247,7 @@ class FakePeers:
             for name, enter in (("right", self.right), ("absent", self.absent), ("wrong", self.wrong))
         )
 
-    def right(self, arena: FakeArena, machine: Machine) -> list[Entrant]:
+    def right(self, arena: FakeArena, machine: GpuSpec) -> list[Entrant]:
         self.entered.append((arena.problem, machine.arch))
 
         def run(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
@@ -255,10 +255,10 @@ class FakePeers:
 
         return [Entrant("right", run, "8x8, 4 warps")]
 
-    def absent(self, _arena: FakeArena, _machine: Machine) -> list[Entrant]:
+    def absent(self, _arena: FakeArena, _machine: GpuSpec) -> list[Entrant]:
         raise PeerMissing("absent is not installed")
 
-    def wrong(self, _arena: FakeArena, _machine: Machine) -> list[Entrant]:
+    def wrong(self, _arena: FakeArena, _machine: GpuSpec) -> list[Entrant]:
         return [Entrant("wrong", lambda _a, _b, c: c.fill(0), "1x1")]
 
 

@@ -31,7 +31,7 @@ from support.roles import STEPS_WITH_ROLES, roles_case
 from tensorir_ladder.harness import timeline as timeline_module
 from tensorir_ladder.harness.build import Kernel, UnsupportedCase, compile_module, compiled, lower
 from tensorir_ladder.harness.execution import GpuBackend, LlvmBackend
-from tensorir_ladder.harness.race import Plan
+from tensorir_ladder.harness.race import RoundPlan
 from tensorir_ladder.harness.records import Timeline, Track, bad_lines, load_timelines
 from tensorir_ladder.harness.session import Session
 from tensorir_ladder.harness.timeline import RUNS, NoTimeline, decode, ns_per_clock, take
@@ -500,7 +500,7 @@ def test_the_command_leaves_out_stage_counts_that_a_step_does_not_take(
 @pytest.mark.gpu
 @pytest.mark.parametrize("stages", [1, 2, 4])
 def test_a_real_block_leaves_a_timeline_that_makes_sense(stages: int, tmp_path: Path) -> None:
-    plan = Plan(rounds=7, warmup_ms=20.0)
+    plan = RoundPlan(rounds=7, warmup_ms=20.0)
     session = Session(require_compiler(), GpuBackend(), tmp_path, "a test", plan=plan)
     taken = take(session, make_case(11, (1024, 1024, 2048), tile=HopperTile.parse("128x128x64/2x1"), stages=stages))
     problems = [problem for problem in timeline_problems(taken) if "uncommitted" not in problem]
@@ -513,7 +513,7 @@ def test_a_real_block_leaves_a_timeline_that_makes_sense(stages: int, tmp_path: 
 @pytest.mark.parametrize("step", [12, 13])
 @pytest.mark.parametrize("stages", [2, 4])
 def test_real_roles_leave_a_timeline_that_makes_sense(stages: int, step: int, tmp_path: Path) -> None:
-    session = Session(require_compiler(), GpuBackend(), tmp_path, "a test", plan=Plan(rounds=7, warmup_ms=20.0))
+    session = Session(require_compiler(), GpuBackend(), tmp_path, "a test", plan=RoundPlan(rounds=7, warmup_ms=20.0))
     case = make_case(step, (4096, 4096, 1024), tile=RoleTile.parse("128x128x64/2x1"), stages=stages)
     taken = take(session, case)
     assert [problem for problem in timeline_problems(taken) if "uncommitted" not in problem] == []

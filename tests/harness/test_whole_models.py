@@ -39,7 +39,7 @@ from tensorir_ladder.harness.records import (
 )
 from tensorir_ladder.harness.verify import WrongResult, hold
 from tensorir_ladder.harness.whole_models import building, eager, timing
-from tensorir_ladder.harness.whole_models.building import RULES, Built, Function, build
+from tensorir_ladder.harness.whole_models.building import RULES, BuiltModel, Function, build
 from tensorir_ladder.harness.whole_models.checking import verify_model
 from tensorir_ladder.harness.whole_models.definitions import FAMILIES, Family, Model, ResNetSize
 from tensorir_ladder.harness.whole_models.execution import Call, Running, arrays, on_the_cpu
@@ -266,7 +266,7 @@ def test_an_interruption_is_none_of_a_rules_failures() -> None:
 # What is measured
 
 
-def by_llvm(model: Model, value: int, rules: building.RuleSet, *_: Any) -> Built:
+def by_llvm(model: Model, value: int, rules: building.RuleSet, *_: Any) -> BuiltModel:
     """What the CPU can run in the place of what a GPU would."""
     names: dict[str, Function] = {}
 
@@ -279,7 +279,7 @@ def by_llvm(model: Model, value: int, rules: building.RuleSet, *_: Any) -> Built
 
     module = model.exported(value)[0]
     executable = tvm.compile(module, Target("llvm"), relax_pipeline=pipeline)
-    return Built(model, rules.name, "sm_90a", "float16", executable, names, "text", module, module, 1.5)
+    return BuiltModel(model, rules.name, "sm_90a", "float16", executable, names, "text", module, module, 1.5)
 
 
 def torch_by_numpy(_torch: Any, _model: Model) -> dict[str, Any]:
@@ -388,7 +388,7 @@ def test_an_interrupted_run_goes_on(on_numpy: FakeGpu, command: Command, tmp_pat
 def test_wrong_rules_have_no_times_and_are_said(
     on_numpy: FakeGpu, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def spoilt(model: Model, value: int, rules: building.RuleSet, *more: Any) -> Built:
+    def spoilt(model: Model, value: int, rules: building.RuleSet, *more: Any) -> BuiltModel:
         if rules.name == "stock":
             raise RuntimeError("no schedule")
         return replace(by_llvm(model, value, rules, *more), sums="float32")  # of which float16's are far off

@@ -12,7 +12,7 @@ import tvm
 
 from tensorir_ladder.emulator import EmulatedProgram
 from tensorir_ladder.kernels.codegen.host_code import launch_plan
-from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, Planned, Rows
+from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, MatrixRows, PlannedNumber
 from tensorir_ladder.kernels.codegen.lowering import Generated, generate
 from tensorir_ladder.kernels.copied_rows import Job, blocks_of, copied_rows, cutting, numbers_of, padding
 from tensorir_ladder.torch_ops.operands import padded
@@ -31,7 +31,7 @@ def lowered() -> Generated:
 def plan_of(jobs: Sequence[Job]) -> LaunchPlan:
     """The launch of these jobs."""
     plan, numbers = launch_plan(lowered()), numbers_of(jobs)
-    filled = [numbers[each.buffer] if isinstance(each, Planned) else each for each in plan.parameters]
+    filled = [numbers[each.buffer] if isinstance(each, PlannedNumber) else each for each in plan.parameters]
     return replace(plan, parameters=tuple(filled), grid=(blocks_of(jobs), 1, 1))
 
 
@@ -57,7 +57,7 @@ pytestmark = pytest.mark.emulator
 @pytest.mark.parametrize("shape", SHAPES)
 def test_rows_are_padded(shape: tuple[int, int]) -> None:
     rows, columns = shape
-    source = Rows(rows, columns, columns * 2)
+    source = MatrixRows(rows, columns, columns * 2)
     target = padded(source, 2)
     given, room = drawn(0, rows * columns), np.full(rows * target.row_bytes // 2, UNTOUCHED, np.uint16)
     run([padding(source, target, 2)], [given, room])
@@ -65,7 +65,7 @@ def test_rows_are_padded(shape: tuple[int, int]) -> None:
 
 
 def test_two_matrices_are_padded_by_one_launch() -> None:
-    matrices = [Rows(40, 63, 126), Rows(63, 1295, 2590)]
+    matrices = [MatrixRows(40, 63, 126), MatrixRows(63, 1295, 2590)]
     rooms = [padded(each, 2) for each in matrices]
     given = [drawn(seed, each.rows * each.columns) for seed, each in enumerate(matrices)]
     made = [np.full(each.rows * each.row_bytes // 2, UNTOUCHED, np.uint16) for each in rooms]
@@ -86,7 +86,7 @@ def test_rows_are_cut(shape: tuple[int, int], gap: int, itemsize: int) -> None:
     """What is between the room's rows does not arrive, and nothing is written between the output's."""
     rows, columns = shape
     row_bytes = columns * itemsize if not gap else -(-(columns + gap) * itemsize // 16) * 16
-    target = Rows(rows, columns, row_bytes)
+    target = MatrixRows(rows, columns, row_bytes)
     source, units = padded(target, itemsize), columns * itemsize // 2
     room = np.full((rows, source.row_bytes // 2), POISON, np.uint16)
     room[:, :units] = drawn(1, rows * units).reshape(rows, units)
@@ -102,7 +102,7 @@ def test_rows_are_cut(shape: tuple[int, int], gap: int, itemsize: int) -> None:
 def test_addresses_may_be_any(begins: int) -> None:
     """Of a source or a target that begins within 16 bytes: what is before it is neither read nor written."""
     rows, columns = 21, 75
-    dense = Rows(rows, columns, columns * 2)
+    dense = MatrixRows(rows, columns, columns * 2)
     room = padded(dense, 2)
     given, made = drawn(2, rows * columns), np.full(rows * room.row_bytes // 2, POISON, np.uint16)
     _run_from(padding(dense, room, 2), (given, made), (begins, 0))

@@ -17,7 +17,7 @@ from tensorir_ladder.emulator import EmulatedProgram, TensorMap
 from tensorir_ladder.harness.execution import numpy_dtype
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.kernels.codegen.host_code import launch_plan
-from tensorir_ladder.kernels.codegen.launch_plan import Rows
+from tensorir_ladder.kernels.codegen.launch_plan import MatrixRows
 from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.kernels.fused_epilogue import ACTIVATIONS, PLAIN, Epilogue
 from tensorir_ladder.kernels.persistent import persistent
@@ -218,7 +218,7 @@ def test_a_kernel_for_any_number_of_rows_takes_this_one(m: int) -> None:
     function = warp_specialized(Matmul(64 * 100, n, k, "float16"), SMALL, 2, any_rows=True)
     made = generate(tvm.IRModule({"main": function}), TARGET, TIR_PIPELINE)
     launch = launch_plan(made).of_rows(m)
-    rows = {"A": Rows(m, k, 2 * k), "B": Rows(k, n, 2 * n), "C": Rows(m, n, 2 * n)}
+    rows = {"A": MatrixRows(m, k, 2 * k), "B": MatrixRows(k, n, 2 * n), "C": MatrixRows(m, n, 2 * n)}
     parameters = (each.of(rows[each.buffer]) if isinstance(each, TensorMap) else m for each in launch.parameters)
     launch = replace(launch, parameters=tuple(parameters))
     a, b = (draw.integers(-2, 3, size).astype(np.float16) for size in ((m, k), (k, n)))

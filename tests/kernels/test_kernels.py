@@ -25,7 +25,7 @@ from tensorir_ladder.harness.verify import verify
 from tensorir_ladder.kernels import tma
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, Cubin
 from tensorir_ladder.kernels.epilogue import can_store_by_tma
-from tensorir_ladder.kernels.panels import Panels
+from tensorir_ladder.kernels.panels import TmaPanels
 from tensorir_ladder.kernels.raster import grouped
 from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
 from tensorir_ladder.kernels.tma_ring import tma_ring
@@ -109,7 +109,7 @@ def test_tiles_are_for_hopper_alone() -> None:
 @pytest.mark.parametrize("major", ["k", "n"])
 @pytest.mark.parametrize(("extent", "depth"), [(64, 64), (128, 64), (256, 64), (128, 128), (192, 192)])
 def test_wgmma_reads_what_tma_has_put_there(extent: int, depth: int, major: str) -> None:
-    panels = Panels(extent, depth, major)
+    panels = TmaPanels(extent, depth, major)
     assert panels.bytes == extent * depth * 2
     put = elements(panels)
     assert sorted(put.values()) == list(range(0, panels.bytes, 2))
@@ -121,8 +121,8 @@ def test_wgmma_reads_what_tma_has_put_there(extent: int, depth: int, major: str)
 
 
 def test_boxes_are_where_their_panels_are() -> None:
-    assert Panels(128, 128, "k").coordinates(1, 256, 512) == (576, 256)
-    assert Panels(128, 64, "n").coordinates(1, 256, 512) == (320, 512)
+    assert TmaPanels(128, 128, "k").coordinates(1, 256, 512) == (576, 256)
+    assert TmaPanels(128, 64, "n").coordinates(1, 256, 512) == (320, 512)
 
 
 def test_the_fragments_of_a_warpgroup_cover_its_tile_once() -> None:

@@ -21,11 +21,11 @@ from tensorir_ladder.harness.emulation import EmulatorBackend
 from tensorir_ladder.harness.execution import GpuBackend, numpy_dtype
 from tensorir_ladder.harness.verify import verify
 from tensorir_ladder.kernels.codegen.host_code import launch_plan
-from tensorir_ladder.kernels.codegen.launch_plan import Rows, TensorMap
+from tensorir_ladder.kernels.codegen.launch_plan import MatrixRows, TensorMap
 from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.kernels.codegen.toolchain import Compiler
 from tensorir_ladder.kernels.fused_epilogue import Epilogue
-from tensorir_ladder.kernels.panels import Panels
+from tensorir_ladder.kernels.panels import TmaPanels
 from tensorir_ladder.kernels.persistent import persistent
 from tensorir_ladder.kernels.stamps import Stamps
 from tensorir_ladder.kernels.swapped import fits_at_once, fits_beside, swapped
@@ -248,7 +248,7 @@ def test_boxes_of_results_cover_any_width(rows: int, columns: int) -> None:
 
 
 def test_the_last_panel_of_a_width_has_room_and_is_loaded_in_part() -> None:
-    along_n, along_k = Panels(208, 64, "n"), Panels(208, 64, "k")
+    along_n, along_k = TmaPanels(208, 64, "n"), TmaPanels(208, 64, "k")
     assert (along_n.count, along_n.bytes, along_n.edge, along_n.loaded_bytes) == (4, 4 * 64 * 128, 16, 208 * 64 * 2)
     assert (along_k.count, along_k.bytes, along_k.edge, along_k.loaded_bytes) == (1, 208 * 128, 0, 208 * 128)
     tile = RoleTile.parse("128x208x64/2x1")
@@ -520,7 +520,7 @@ def test_results_leave_for_rows_of_any_length(columns: int, tile: str, dtype: st
     plan, row = launch_plan(generated), 256
     assert not plan.maps("C")
     assert plan.columns("C") == plan.columns("bias") == columns
-    lain = Rows(problem.k, columns, 2 * row)
+    lain = MatrixRows(problem.k, columns, 2 * row)
     parameters = [
         each.of(lain) if isinstance(each, TensorMap) and each.buffer == "B" else each for each in plan.parameters
     ]

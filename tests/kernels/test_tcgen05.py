@@ -22,7 +22,7 @@ from tensorir_ladder.harness.build import Kernel, compiled, lower
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.kernels.blackwell import BlackwellTile
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, Cubin
-from tensorir_ladder.kernels.panels import Panels
+from tensorir_ladder.kernels.panels import TmaPanels
 from tensorir_ladder.kernels.tcgen05 import TensorPanels, TensorProduct, columns_at_once
 from tensorir_ladder.kernels.tcgen05_ring import tcgen05_ring
 from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalTile, IllegalWorkload
@@ -94,7 +94,7 @@ def test_matrix_descriptors(panels: TensorPanels, bits: int) -> None:
     assert panels.descriptor_bits == bits
     leading, stride = bits >> 16 & 0x3FFF, bits >> 32 & 0x3FFF
     assert encode_smem_descriptor_base_uint64(leading, stride, 3) == bits
-    assert bits == Panels(panels.extent, panels.depth, panels.major).descriptor_bits | 1 << 46
+    assert bits == TmaPanels(panels.extent, panels.depth, panels.major).descriptor_bits | 1 << 46
 
 
 @pytest.mark.parametrize(("extent", "depth", "major"), [(128, 64, "k"), (80, 128, "k"), (256, 64, "n"), (64, 128, "n")])

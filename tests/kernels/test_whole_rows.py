@@ -19,7 +19,7 @@ from tensorir_ladder.harness.emulation import EmulatorBackend
 from tensorir_ladder.harness.execution import GpuBackend
 from tensorir_ladder.harness.verify import verify
 from tensorir_ladder.kernels.codegen.host_code import launch_plan
-from tensorir_ladder.kernels.codegen.launch_plan import Rows, UnsupportedLaunch
+from tensorir_ladder.kernels.codegen.launch_plan import MatrixRows, UnsupportedLaunch
 from tensorir_ladder.kernels.codegen.lowering import Generated, generate
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, arch_flags, ptxas_facts, run_nvcc
 from tensorir_ladder.kernels.swapped import swapped
@@ -134,8 +134,13 @@ def test_only_matrices_that_lie_as_the_kernel_was_made_for_are_lines() -> None:
         each for each in launch_plan(overlapped((40, 56, 264), "16x56x64rows/1x1/1")).parameters if each.buffer == "B"
     )
     assert b_map.in_lines
-    assert b_map.of(Rows(264, 56, 112)) == b_map
-    for other in (Rows(264, 56, 128), Rows(256, 56, 112), Rows(264, 48, 112), Rows(264, 56, 112, 2, 264 * 112)):
+    assert b_map.of(MatrixRows(264, 56, 112)) == b_map
+    for other in (
+        MatrixRows(264, 56, 128),
+        MatrixRows(256, 56, 112),
+        MatrixRows(264, 48, 112),
+        MatrixRows(264, 56, 112, 2, 264 * 112),
+    ):
         with pytest.raises(UnsupportedLaunch, match=r"reads B as lines.*limit 14784 elements side by side"):
             b_map.of(other)
     (a_map,) = (

@@ -23,7 +23,7 @@ from tensorir_ladder.lab.mutants.running import (
     REFUSED,
     SAME,
     Mutant,
-    Outcome,
+    MutantOutcome,
     _prepared,
     plan,
     run_mutant,
@@ -163,7 +163,7 @@ def test_what_is_harmless_has_a_reason(rule: str, before: str, after: str, found
 # A run
 
 
-def outcomes_by(found: Callable[[Mutant], str]) -> Callable[..., Iterator[tuple[Mutant, Outcome | Lost]]]:
+def outcomes_by(found: Callable[[Mutant], str]) -> Callable[..., Iterator[tuple[Mutant, MutantOutcome | Lost]]]:
     """Stand in for processes: what becomes of a mutant is said."""
 
     def each(_work: Any, mutants: Sequence[Mutant], _jobs: int, _limit_s: float) -> Iterator[tuple[Mutant, Any]]:
@@ -246,7 +246,7 @@ def test_a_run_that_cannot_be_is_refused(command: Callable[..., Printed], wrong:
 
 
 def test_a_reason_is_of_its_rule_and_step() -> None:
-    outcome = Outcome(0, subject_like(13, "stream"), "fence dropped", 1, "wgmma_fence();", "", LIVED)
+    outcome = MutantOutcome(0, subject_like(13, "stream"), "fence dropped", 1, "wgmma_fence();", "", LIVED)
     reason = Reason("fence dropped", r"wgmma_fence", "why", (11, 13), ("stream",))
     assert reason.fits(outcome)
     assert not Reason("wait dropped", r"wgmma_fence", "why", (13,)).fits(outcome)

@@ -40,7 +40,7 @@ from tensorir_ladder.lab.sanitizer.tools import (
     RIGHT,
     STOPPED,
     TOOLS,
-    Outcome,
+    ToolRun,
     read_outcome,
 )
 from tensorir_ladder.lab.traces.probe import PREAMBLE
@@ -117,7 +117,7 @@ UNREADY = (
         (
             "racecheck",
             RACE,
-            Outcome(
+            ToolRun(
                 FOUND,
                 1,
                 "RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)",
@@ -127,26 +127,26 @@ UNREADY = (
         (
             "memcheck",
             OVERRUN,
-            Outcome(FOUND, 9, "ERROR SUMMARY: 9 errors", "Invalid __global__ read of size 16 bytes"),
+            ToolRun(FOUND, 9, "ERROR SUMMARY: 9 errors", "Invalid __global__ read of size 16 bytes"),
         ),
-        ("synccheck", NO_ERROR, Outcome(CLEAN, 0, "ERROR SUMMARY: 0 errors")),
-        ("racecheck", NO_HAZARD, Outcome(CLEAN, 0, "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)")),
-        ("memcheck", UNREADY, Outcome(FAILED, first=UNREADY.splitlines()[1])),
-        ("memcheck", "", Outcome(FAILED, first="it printed nothing")),
-        (ALONE, f"{launch.RIGHT}\n", Outcome(RIGHT)),
-        (ALONE, f"{launch.STOPPED}: call failed (700)", Outcome(STOPPED, first=f"{launch.STOPPED}: call failed (700)")),
-        (ALONE, f"3 of 9 {launch.WRONG}", Outcome(tools.WRONG, 3, first=f"3 of 9 {launch.WRONG}")),
-        (ALONE, "Traceback\nNoDriver: none", Outcome(FAILED, first="NoDriver: none")),
+        ("synccheck", NO_ERROR, ToolRun(CLEAN, 0, "ERROR SUMMARY: 0 errors")),
+        ("racecheck", NO_HAZARD, ToolRun(CLEAN, 0, "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)")),
+        ("memcheck", UNREADY, ToolRun(FAILED, first=UNREADY.splitlines()[1])),
+        ("memcheck", "", ToolRun(FAILED, first="it printed nothing")),
+        (ALONE, f"{launch.RIGHT}\n", ToolRun(RIGHT)),
+        (ALONE, f"{launch.STOPPED}: call failed (700)", ToolRun(STOPPED, first=f"{launch.STOPPED}: call failed (700)")),
+        (ALONE, f"3 of 9 {launch.WRONG}", ToolRun(tools.WRONG, 3, first=f"3 of 9 {launch.WRONG}")),
+        (ALONE, "Traceback\nNoDriver: none", ToolRun(FAILED, first="NoDriver: none")),
     ],
 )
-def test_what_is_printed_is_read(tool: str, text: str, expected: Outcome) -> None:
+def test_what_is_printed_is_read(tool: str, text: str, expected: ToolRun) -> None:
     assert read_outcome(tool, text) == expected
 
 
 # Who agrees
 
-SILENT = {ALONE: Outcome(RIGHT), **dict.fromkeys(TOOLS, Outcome(CLEAN, 0, "0 errors"))}
-SOME = Outcome(FOUND, 2, "2 errors")
+SILENT = {ALONE: ToolRun(RIGHT), **dict.fromkeys(TOOLS, ToolRun(CLEAN, 0, "0 errors"))}
+SOME = ToolRun(FOUND, 2, "2 errors")
 
 
 @pytest.mark.parametrize(
@@ -158,20 +158,20 @@ SOME = Outcome(FOUND, 2, "2 errors")
         (Finding("race", "the read of a wgmma"), {}, CANNOT_SEE, "racecheck does not see what wgmma reads"),
         (Finding("race", "the read of a wgmma"), {"racecheck": SOME}, AGREE, "racecheck: 2 errors"),
         (Finding("race", "the write of a TMA load"), {}, CANNOT_SEE, "TMA's tensor copies"),
-        (Finding("race", "a read"), {ALONE: Outcome(HANG)}, CANNOT_SEE, "hangs on the GPU, and racecheck reports when"),
+        (Finding("race", "a read"), {ALONE: ToolRun(HANG)}, CANNOT_SEE, "hangs on the GPU, and racecheck reports when"),
         (Finding("out of bounds", "a write of shared memory at"), {}, CANNOT_SEE, "not the arrays in it"),
         (Finding("out of bounds", "a read of 16 bytes outside"), {}, DISAGREE, "memcheck does not find it"),
         (Finding("misaligned", "x"), {"memcheck": SOME}, AGREE, "memcheck: 2 errors"),
         (Finding("missing proxy fence", "x"), {}, CANNOT_SEE, "proxy fence"),
-        (Finding("deadlock", "x", True), {ALONE: Outcome(HANG)}, AGREE, "alone on the GPU: hang"),
+        (Finding("deadlock", "x", True), {ALONE: ToolRun(HANG)}, AGREE, "alone on the GPU: hang"),
         (Finding("deadlock", "x", True), {}, DISAGREE, "alone on the GPU: right"),
         (Finding("deadlock", "x", False), {}, CANNOT_SEE, "in some orders of events"),
-        (Finding(WRONG, "x"), {ALONE: Outcome(tools.WRONG, 3)}, AGREE, "alone on the GPU: wrong"),
+        (Finding(WRONG, "x"), {ALONE: ToolRun(tools.WRONG, 3)}, AGREE, "alone on the GPU: wrong"),
         (Finding(WRONG, "x"), {}, DISAGREE, "alone on the GPU: right"),
         (Finding(), {}, DISAGREE, "the emulator finds nothing"),
     ],
 )
-def test_broken_kernels_are_judged(finding: Finding, outcomes: dict[str, Outcome], verdict: str, why: str) -> None:
+def test_broken_kernels_are_judged(finding: Finding, outcomes: dict[str, ToolRun], verdict: str, why: str) -> None:
     found, said = judge(finding, False, {**SILENT, **outcomes})
     assert found == verdict
     assert why in said
@@ -183,11 +183,11 @@ def test_broken_kernels_are_judged(finding: Finding, outcomes: dict[str, Outcome
         (Finding(), {}, (AGREE, "both find nothing")),
         (Finding(), {"racecheck": SOME}, (DISAGREE, "racecheck: 2 errors")),
         (Finding("race", "x"), {}, (DISAGREE, "emulator: race")),
-        (Finding(), {"memcheck": Outcome(FAILED, first="no ports")}, (DISAGREE, "memcheck: no ports")),
-        (Finding(), {ALONE: Outcome(HANG)}, (DISAGREE, "alone: hang")),
+        (Finding(), {"memcheck": ToolRun(FAILED, first="no ports")}, (DISAGREE, "memcheck: no ports")),
+        (Finding(), {ALONE: ToolRun(HANG)}, (DISAGREE, "alone: hang")),
     ],
 )
-def test_whole_kernels_are_judged(finding: Finding, outcomes: dict[str, Outcome], expected: tuple[str, str]) -> None:
+def test_whole_kernels_are_judged(finding: Finding, outcomes: dict[str, ToolRun], expected: tuple[str, str]) -> None:
     assert judge(finding, True, {**SILENT, **outcomes}) == expected
 
 
@@ -320,11 +320,11 @@ def sanitizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def alone_says(monkeypatch: pytest.MonkeyPatch, outcomes: dict[str, Outcome]) -> list[str]:
+def alone_says(monkeypatch: pytest.MonkeyPatch, outcomes: dict[str, ToolRun]) -> list[str]:
     """Have runs without a tool end so, by the kernel's name; returns the names of those run."""
     run_tool, asked = tools.run_tool, []
 
-    def run(kernel: Prepared, tool: str, sanitizer: str, limit_s: float) -> Outcome:
+    def run(kernel: Prepared, tool: str, sanitizer: str, limit_s: float) -> ToolRun:
         if tool != ALONE:
             return run_tool(kernel, tool, sanitizer, 2)
         asked.append(kernel.subject.name)
@@ -336,7 +336,7 @@ def alone_says(monkeypatch: pytest.MonkeyPatch, outcomes: dict[str, Outcome]) ->
 
 @pytest.mark.emulator
 def test_runs_are_kept_and_hangs_end(kernels: list[Prepared], sanitizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = alone_says(monkeypatch, {"whole": Outcome(RIGHT), "short": Outcome(HANG), "beyond": Outcome(FAILED)})
+    asked = alone_says(monkeypatch, {"whole": ToolRun(RIGHT), "short": ToolRun(HANG), "beyond": ToolRun(FAILED)})
     found = {
         (kernel.subject.name, tool): outcome for kernel, tool, outcome in tools.look_at_all(kernels, str(sanitizer), 2)
     }
@@ -344,10 +344,10 @@ def test_runs_are_kept_and_hangs_end(kernels: list[Prepared], sanitizer: Path, m
     assert {name for name, _ in found} == set(BROKEN)
     assert [tool for name, tool in found if name == "short"] == [ALONE]  # tools report when a kernel ends
     assert found["whole", "racecheck"].status == CLEAN
-    assert found["beyond", "memcheck"] == Outcome(
+    assert found["beyond", "memcheck"] == ToolRun(
         FOUND, 2, "ERROR SUMMARY: 2 errors", "Invalid __global__ read of size 4 bytes"
     )
-    assert found["beyond", "synccheck"] == Outcome(HANG, summary="not done after 2 s")
+    assert found["beyond", "synccheck"] == ToolRun(HANG, summary="not done after 2 s")
     calls = (sanitizer.parent / "calls").read_text().splitlines()
     assert len(calls) == 6
     assert all("--print-limit 20 --max-connections 64" in call for call in calls)
@@ -388,7 +388,7 @@ def test_the_command_compares(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     alone_says(
-        monkeypatch, {"whole": Outcome(RIGHT), "short": Outcome(tools.WRONG, 5), "beyond": Outcome(tools.WRONG, 9)}
+        monkeypatch, {"whole": ToolRun(RIGHT), "short": ToolRun(tools.WRONG, 5), "beyond": ToolRun(tools.WRONG, 9)}
     )
     monkeypatch.setattr("tensorir_ladder.lab.commands.sanitize.execution.require_gpu", lambda: None)
     monkeypatch.setattr("tensorir_ladder.lab.commands.sanitize.gpu_identity", lambda: {"gpu": "a GPU", "driver": "1.2"})

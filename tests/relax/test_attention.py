@@ -22,7 +22,7 @@ from tensorir_ladder.emulator import EmulatedProgram
 from tensorir_ladder.harness.execution import GpuBackend, LlvmBackend, numpy_dtype
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.whole_models import checking
-from tensorir_ladder.harness.whole_models.building import RULES, Built, build
+from tensorir_ladder.harness.whole_models.building import RULES, BuiltModel, build
 from tensorir_ladder.harness.whole_models.checking import verify_model
 from tensorir_ladder.harness.whole_models.definitions import FAMILIES, LlamaLayer, Transformer
 from tensorir_ladder.harness.whole_models.execution import Running
@@ -602,7 +602,7 @@ LAYER = replace(
 
 @slow
 def test_a_layer_with_it_is_right_and_has_it_counted_as_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    built: list[Built] = []
+    built: list[BuiltModel] = []
     monkeypatch.setattr(checking, "build", lambda *given: built.append(build(*given)) or built[0])
     found = verify_model(LAYER, 140, RULES["ladder"], MACHINE, LlvmBackend(), 7, emulated=True)
     (one,) = [function for function in built[0].functions.values() if function.attention]

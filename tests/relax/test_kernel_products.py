@@ -168,7 +168,6 @@ def test_known_rows_have_one_launch_or_none() -> None:
 OTHERS: dict[str, tuple[Callable[[], tirx.PrimFunc], str]] = {
     "operands of 32 bits": (lambda: product(300, 256, 128, dtype="float32"), "float32"),
     "results of 32 bits": (lambda: product(300, 256, 128, out="float32"), "float32"),
-    "sums of one step": (lambda: product(300, 256, 1), "0 such extents"),
     "rows of results that TMA cannot step over": (lambda: product(300, 252, 128), "252"),
 }
 
@@ -180,6 +179,14 @@ def test_other_functions_are_left_to_schedules(name: str) -> None:
     with pytest.raises(NotTaken, match=reason):
         plain_product(narrowed(function))
     assert not brought(tvm.IRModule({"main": taken(function)})).functions
+
+
+def test_a_product_of_one_step_is_elementwise() -> None:
+    function = product(300, 256, 1)
+    with pytest.raises(NotTaken, match="0 such extents"):
+        plain_product(narrowed(function))
+    with pytest.raises(NotTaken, match="without a reduction|other than one reduction"):
+        taken(function)
 
 
 # Which step: blocks that leave after a tile, or stay

@@ -13,7 +13,7 @@ from tensorir_ladder.emulator import EmulatedProgram
 from tensorir_ladder.harness.execution import numpy_dtype
 from tensorir_ladder.kernels.attention import BY_HEAD, TILE, Attention, AttentionTile, attention
 from tensorir_ladder.kernels.codegen.host_code import launch_plan
-from tensorir_ladder.kernels.codegen.launch_plan import COUNTED, LaunchPlan, Planned, TensorMap
+from tensorir_ladder.kernels.codegen.launch_plan import COUNTED, LaunchPlan, PlannedNumber, TensorMap
 from tensorir_ladder.kernels.codegen.lowering import Generated, generate
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, compile_cubin
 from tensorir_ladder.lab.gpu_program import GpuProgram
@@ -55,7 +55,7 @@ def plan_of(form: Form, problem: Attention) -> LaunchPlan:
     numbers = dict(zip(COUNTED, (problem.batch, problem.queries, problem.keys)))
 
     def filled(parameter: object) -> object:
-        if isinstance(parameter, Planned):
+        if isinstance(parameter, PlannedNumber):
             return numbers[parameter.buffer]
         if not isinstance(parameter, TensorMap):
             return parameter

@@ -17,7 +17,7 @@ from tensorir_ladder.harness.build import Kernel
 from tensorir_ladder.harness.execution import LlvmBackend, numpy_dtype
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.measure import Measurer
-from tensorir_ladder.harness.race import Plan, Rounds
+from tensorir_ladder.harness.race import RoundPlan, Rounds
 from tensorir_ladder.harness.records import GpuState, Method, Timing
 from tensorir_ladder.harness.session import Session
 from tensorir_ladder.harness.verify import IEEE
@@ -107,7 +107,7 @@ class FakeArena:
     def graph(self, launch: Callable[..., Any]) -> None:
         launch(*self.sets[0])
 
-    def race(self, contenders: list[Any], plan: Plan, beside: tuple[int, ...] = ()) -> Rounds:
+    def race(self, contenders: list[Any], plan: RoundPlan, beside: tuple[int, ...] = ()) -> Rounds:
         labels = [label for label, _ in contenders]
         self.gpu.before_race(labels)
         self.gpu.races.append(labels)

@@ -9,13 +9,13 @@ from tensorir_ladder.harness.build import compiled, executable, lower_schedule
 from tensorir_ladder.harness.execution import GpuBackend
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.kernels.codegen.toolchain import require_compiler
-from tensorir_ladder.kernels.panels import Panels
+from tensorir_ladder.kernels.panels import TmaPanels
 from tensorir_ladder.kernels.ring import Barriers, RingState
 
 HOPPER = machine_for("sm_90a")
 
 
-def elements(panels: Panels) -> dict[tuple[int, int], int]:
+def elements(panels: TmaPanels) -> dict[tuple[int, int], int]:
     """The byte at which TMA puts each (extent, step) element of a tile: box after box, rows of 128 swizzled bytes."""
     found = {}
     for panel in range(panels.count):
@@ -28,7 +28,7 @@ def elements(panels: Panels) -> dict[tuple[int, int], int]:
     return found
 
 
-def read_by_wgmma(panels: Panels, start: int, rows: int) -> dict[tuple[int, int], int]:
+def read_by_wgmma(panels: TmaPanels, start: int, rows: int) -> dict[tuple[int, int], int]:
     """The byte from which wgmma reads each (extent, step) element, by a descriptor that begins at ``start``."""
     stride, leading = panels.descriptor_bits >> 32 & 0x3FFF, panels.descriptor_bits >> 16 & 0x3FFF
     assert panels.descriptor_bits >> 62 == 1

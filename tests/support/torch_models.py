@@ -22,7 +22,7 @@ from tvm.target import Target
 
 import tensorir_ladder.relax.rules  # noqa: F401 - registers the pipeline
 from tensorir_ladder.harness.execution import gpu_machine
-from tensorir_ladder.harness.machines import Machine
+from tensorir_ladder.harness.machines import GpuSpec
 from tensorir_ladder.harness.whole_models.building import LADDER, Watch
 from tensorir_ladder.harness.whole_models.execution import Emulated, on_the_cpu
 from tensorir_ladder.relax.rules.rule import is_scheduled
@@ -381,7 +381,7 @@ def scheduled(mod: tvm.IRModule, target: Target) -> tuple[tvm.IRModule, tvm.IRMo
 class InEmulator:
     """A module as the pipeline makes it, by TVM's virtual machine with each kernel in the emulator."""
 
-    def __init__(self, mod: tvm.IRModule, machine: Machine) -> None:
+    def __init__(self, mod: tvm.IRModule, machine: GpuSpec) -> None:
         self.fused, self.scheduled = scheduled(mod, machine.target())
         names = [name.name_hint for name, function in self.scheduled.functions_items() if is_scheduled(function)]
         self.kernels = Emulated(self.fused, self.scheduled, machine)

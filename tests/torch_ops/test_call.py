@@ -31,7 +31,7 @@ from tensorir_ladder.harness.peers import call as call_peer
 from tensorir_ladder.harness.records import load_records
 from tensorir_ladder.harness.records.parts import Sentence
 from tensorir_ladder.kernels.codegen.host_code import launch_plan
-from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, Rows
+from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, MatrixRows
 from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.kernels.codegen.toolchain import NoCompiler
 from tensorir_ladder.kernels.tiles import ClusterTile, HopperTile, RoleTile
@@ -592,7 +592,7 @@ def test_outputs_of_fewer_columns_than_the_kernel_has_are_stored_as_they_lie() -
     """Not those of a batch, of rows with gaps, or of as many columns."""
     operands = arrange(form("a", (3072, 64)), form("b", (64, 511)), "float16")
     assert operands.narrows()
-    assert not operands.narrows(Rows(3072, 511, 1024))
+    assert not operands.narrows(MatrixRows(3072, 511, 1024))
     assert not replace(operands, batch=2).narrows()
     assert not arrange(form("a", (8, 64)), form("b", (64, 512)), "float16").narrows()
 

@@ -23,7 +23,13 @@ from tensorir_ladder.harness.commands import BAD_INPUT
 from tensorir_ladder.harness.host_time import LAUNCHES, ROUNDS, host_time_us
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.kernels.codegen.host_code import launch_plan
-from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, PlainBuffer, Rows, TensorMap, UnsupportedLaunch
+from tensorir_ladder.kernels.codegen.launch_plan import (
+    LaunchPlan,
+    MatrixRows,
+    PlainBuffer,
+    TensorMap,
+    UnsupportedLaunch,
+)
 from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.kernels.codegen.toolchain import Compiler
 from tensorir_ladder.kernels.persistent import persistent
@@ -148,20 +154,20 @@ def test_what_is_known_at_run_time_only_is_refused() -> None:
 
 
 def test_a_map_takes_the_rows_at_hand(plan: LaunchPlan) -> None:
-    made = plan.parameters[0].of(Rows(500, 255, 1024))
+    made = plan.parameters[0].of(MatrixRows(500, 255, 1024))
     assert (made.sizes, made.strides, made.box) == ((255, 500), (1024,), (64, 128))
     deep = TensorMap("A", "float16", (64, 512, 4), (512, 128), (64, 128, 1), 3)
     with pytest.raises(UnsupportedLaunch, match="rank 3, limit rank 2"):
-        deep.of(Rows(500, 255, 1024))
-    batch = deep.of(Rows(500, 255, 1024, 3, 512000))
+        deep.of(MatrixRows(500, 255, 1024))
+    batch = deep.of(MatrixRows(500, 255, 1024, 3, 512000))
     assert (batch.sizes, batch.strides, batch.box) == ((255, 500, 3), (1024, 512000), (64, 128, 1))
 
 
 def test_a_plain_buffer_takes_no_other_rows() -> None:
     plain = PlainBuffer("C", "float32", (4, 8))
-    plain.check(Rows(4, 8, 32))
-    PlainBuffer("C", "float32", (1, 8)).check(Rows(1, 8, 48))
-    for other in (Rows(4, 8, 48), Rows(4, 7, 32), Rows(5, 8, 32)):
+    plain.check(MatrixRows(4, 8, 32))
+    PlainBuffer("C", "float32", (1, 8)).check(MatrixRows(1, 8, 48))
+    for other in (MatrixRows(4, 8, 48), MatrixRows(4, 7, 32), MatrixRows(5, 8, 32)):
         with pytest.raises(UnsupportedLaunch, match="limit 4 x 8, side by side"):
             plain.check(other)
 
@@ -236,7 +242,7 @@ def launcher_of(plan: LaunchPlan, library: Library) -> Launcher:
     """A launcher of dense matrices."""
     loaded = load_kernel(CompiledKernel(plan, library.add(plan, PROBLEM)), Driver(library), 0)
     shapes = {"A": (512, 256), "B": (256, 1024), "C": (512, 1024)}
-    return Launcher(loaded, {name: Rows(*shape, shape[1] * 2) for name, shape in shapes.items()})
+    return Launcher(loaded, {name: MatrixRows(*shape, shape[1] * 2) for name, shape in shapes.items()})
 
 
 def matrices() -> list[Tensor]:
@@ -292,7 +298,7 @@ def test_every_buffer_of_the_kernel_is_asked_for(plan: LaunchPlan) -> None:
     library = Library()
     loaded = load_kernel(CompiledKernel(plan, library.add(plan, PROBLEM)), Driver(library), 0)
     with pytest.raises(UnsupportedLaunch, match=r"further buffers \(got B, C\)"):
-        Launcher(loaded, {"A": Rows(512, 256, 512)})
+        Launcher(loaded, {"A": MatrixRows(512, 256, 512)})
 
 
 def test_addresses_must_be_those_of_all_matrices(plan: LaunchPlan) -> None:

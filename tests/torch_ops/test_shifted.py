@@ -9,7 +9,7 @@ import pytest
 
 from support.cases import hopper
 from tensorir_ladder.harness.commands.build import ToBuild
-from tensorir_ladder.kernels.codegen.launch_plan import Rows
+from tensorir_ladder.kernels.codegen.launch_plan import MatrixRows
 from tensorir_ladder.kernels.fused_epilogue import PLAIN
 from tensorir_ladder.kernels.shifting import room_for
 from tensorir_ladder.kernels.tiles import ClusterTile
@@ -41,12 +41,12 @@ def operands_of(m: int, n: int, k: int, layout: str = "nn", apart: int = 0, b_ap
         (operands_of(40, 95, 256), None, False),
         (operands_of(40, 95, 257), None, True),
         (operands_of(40, 95, 320, apart=640), None, True),  # A's rows have gaps, and TMA steps over them
-        (operands_of(40, 95, 320), Rows(40, 95, 256), False),
+        (operands_of(40, 95, 320), MatrixRows(40, 95, 256), False),
         (operands_of(40, 2**21 - 1, 1001), None, False),
         (replace(operands_of(40, 95, 320), batch=2), None, False),
     ],
 )
-def test_which_operands_are_looked_at(operands: Operands, out: Rows | None, taken: bool) -> None:
+def test_which_operands_are_looked_at(operands: Operands, out: MatrixRows | None, taken: bool) -> None:
     assert shifts_rows(operands, out or operands.contiguous) == taken
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from support.cases import hopper
-from tensorir_ladder.kernels.codegen.launch_plan import Rows
+from tensorir_ladder.kernels.codegen.launch_plan import MatrixRows
 from tensorir_ladder.kernels.unaligned import AT_ONCE, MOST_THREADS, Sharing, shared_bytes
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct
 from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
@@ -56,12 +56,12 @@ def test_loads_of_every_tile_are_shared_out_evenly(k: int, layout: str) -> None:
         (operands_of(40, 96, 64), None, False),
         (operands_of(40, 95, MOST_STEPS + 1), None, False),
         (operands_of(40, 95, 64, apart=128), None, False),
-        (operands_of(40, 95, 63), Rows(40, 95, 256), False),
+        (operands_of(40, 95, 63), MatrixRows(40, 95, 256), False),
         (operands_of(2**23 + 1, 95, 129), None, False),
         (replace(operands_of(40, 95, 63), batch=2), None, False),
     ],
 )
-def test_which_operands_are_read_as_they_lie(operands: Operands, out: Rows | None, taken: bool) -> None:
+def test_which_operands_are_read_as_they_lie(operands: Operands, out: MatrixRows | None, taken: bool) -> None:
     assert reads_as_they_lie(operands, out or operands.contiguous) == taken
 
 

@@ -194,7 +194,7 @@ class Lesson:
         return self.case().stages_built
 
     @cached_property
-    def plans(self) -> list[plan.Plan]:
+    def plans(self) -> list[plan.LoopPlan]:
         """The schedule's plan at each stage count of the slider; none of an explicit kernel."""
         if self.step.explicit:
             return []

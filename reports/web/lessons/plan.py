@@ -50,7 +50,7 @@ class Statement:
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoopPlan:
     """A k loop's pipeline with a number of stages: its statements in the loop's order, and all of it as text."""
 
     stages: int
@@ -84,7 +84,7 @@ class Plan:
         return tile if 0 <= tile < SHOWN_TILES else None
 
 
-def plan_of(kernel: Kernel) -> Plan | None:
+def plan_of(kernel: Kernel) -> LoopPlan | None:
     """Read the plan of a kernel's k loop, the outermost with a pipeline; None of a kernel without one."""
     from tensorir_ladder.harness.explain import pipelined_loops
     from tensorir_ladder.schedules.inspection import statements_under
@@ -100,7 +100,7 @@ def plan_of(kernel: Kernel) -> Plan | None:
         for place, own in enumerate(statements_under(sch, loops[0]))
     )
     explained = "\n\n".join(explain_pipeline(sch, loop) for loop in loops)
-    return Plan(kernel.case.stages_built, statements, pseudo_code(sch, loops[0]), explained)
+    return LoopPlan(kernel.case.stages_built, statements, pseudo_code(sch, loops[0]), explained)
 
 
 @dataclass(frozen=True)
