@@ -5,7 +5,7 @@ Importing this registers the Relax pipeline "tensorir_ladder" (:mod:`.pipelines`
 pipelines : the passes in their order, our rules, dlight's for what these leave
 passes, legalization : what TVM's own passes lack
 rules : one function in, one scheduled function out
-kernel_products, attention, windows : functions that launch explicit kernels, which :mod:`.linking` compiles
+kernel_products, attention : functions that launch explicit kernels, which :mod:`.linking` compiles
 explanation : which rule took which function, and why others left it
 
 ``__init__.pyi`` lists the names; each is loaded when it is first used.

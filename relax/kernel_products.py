@@ -12,8 +12,7 @@ the bodies that :class:`relax.rules.contraction.Contraction` makes, each for a r
 
 Operands whose rows TMA cannot step over (1001 elements) are copied to such rows first, in workspaces that TVM's
 runtime keeps, where that takes less than to load them element by element, as schedules do (:func:`straight_cycles`);
-results of such rows are copied back. Convolutions of few channels are multiplied by their windows
-(:mod:`relax.windows`). The kernels are linked with the module (:mod:`relax.linking`).
+results of such rows are copied back. The kernels are linked with the module (:mod:`relax.linking`).
 """
 
 from __future__ import annotations
@@ -56,7 +55,6 @@ from tensorir_ladder.relax.rules import (
     unless_empty,
 )
 from tensorir_ladder.relax.rules.rule import HOW, SCHEDULED
-from tensorir_ladder.relax.windows import launched_by_windows
 from tensorir_ladder.schedules.cost import CLOCK_GHZ, ROUND_CYCLES, Machine
 from tensorir_ladder.schedules.inspection import is_constant, is_one
 from tensorir_ladder.schedules.isa import PANEL, PTX_TYPES, VECTOR_BYTES
@@ -436,10 +434,6 @@ class TmaContraction(Contraction):
     def schedule(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
         """Return the function lowered, with a body or a launch for each range of rows where these are symbolic."""
         func = narrowed(func)
-        try:
-            return launched_by_windows(func, target)
-        except NotTaken as reason:
-            LOG.debug("no kernel of windows: %s", reason)
         try:
             product = plain_product(func)
             each = _rows_of_each(product, symbolic_extents(func))

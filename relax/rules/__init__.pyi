@@ -10,8 +10,6 @@ from .decode import Decode as Decode
 from .decode import lowered_for_few_rows as lowered_for_few_rows
 from .elementwise import Elementwise as Elementwise
 from .elementwise import kernels_of as kernels_of
-from .few_channels import FewChannelConvolution as FewChannelConvolution
-from .few_channels import convolution_of as convolution_of
 from .for_target import dlight_rules as dlight_rules
 from .for_target import dlight_target as dlight_target
 from .for_target import rules as rules

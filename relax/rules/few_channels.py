@@ -84,7 +84,7 @@ class Window:
 
 
 @dataclass(frozen=True)
-class FewChannelConvolution:
+class Convolution:
     """A convolution of few channels: its equation, the window, and the weights in terms of its iterators.
 
     ``columns`` are the iterators that weights have and windows have not, ``after`` is what becomes of a sum.
@@ -97,7 +97,7 @@ class FewChannelConvolution:
     after: EpilogueEquation
 
 
-def convolution_of(func: tirx.PrimFunc) -> FewChannelConvolution:
+def convolution_of(func: tirx.PrimFunc) -> Convolution:
     """Read a function, its indices narrowed, as a convolution of 2 to 7 channels of 16 bits; NotTaken for all else."""
     reduction, factors, after = equation_of(func)
     operands = factors.first, factors.second
@@ -114,7 +114,7 @@ def convolution_of(func: tirx.PrimFunc) -> FewChannelConvolution:
         isinstance(index, tirx.Var) or is_one(extent) for index, extent in zip(after.indices, after.buffer.shape)
     ):
         raise _left("results are not stored by places and columns")
-    return FewChannelConvolution(reduction, window, weights, columns, after)
+    return Convolution(reduction, window, weights, columns, after)
 
 
 def with_wide_pixels(func: tirx.PrimFunc, machine: Machine, target: Target) -> WidePixels:
@@ -179,7 +179,7 @@ def _window_of(operand: ir.Expr, reduction: Computation) -> Window | None:
     return Window(loads[0].source, others, across, taps, channel, strides, places, pixel)
 
 
-def _copies(found: FewChannelConvolution, tensors: Tensors) -> list[te.Tensor]:
+def _copies(found: Convolution, tensors: Tensors) -> list[te.Tensor]:
     """Compute the copy of the image, and that of the weights in the order of a window's elements."""
     window, columns = found.window, found.columns
     channel = window.channel
@@ -201,7 +201,7 @@ def _copies(found: FewChannelConvolution, tensors: Tensors) -> list[te.Tensor]:
     ]
 
 
-def _convolved(found: FewChannelConvolution, copies: Sequence[te.Tensor], tensors: Tensors) -> te.Tensor:
+def _convolved(found: Convolution, copies: Sequence[te.Tensor], tensors: Tensors) -> te.Tensor:
     """Compute the convolution of the copies, and what follows it."""
     (image, weights), reduction, window, after = copies, found.reduction, found.window, found.after
     steps = [te.reduce_axis((0, int(extent))) for extent in weights.shape[:3]]
