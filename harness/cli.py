@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
@@ -245,6 +246,8 @@ def parser_of(name: str) -> Parser:
 
 def _module(name: str) -> ModuleType:
     room = "lab" if name in GROUPS["lab"] else "harness"
+    if find_spec(f"{PACKAGE}.{room}") is None:
+        raise Misused(f"{name} tests the project itself and is not installed with it; clone it, and pip install -e .")
     return import_module(f"{PACKAGE}.{room}.commands.{name}")
 
 
