@@ -1,0 +1,6 @@
+from .compute_in_float32 import ComputeInFloat32 as ComputeInFloat32
+from .join_functions import DequantizeInProduct as DequantizeInProduct
+from .join_functions import WidenInRows as WidenInRows
+from .legalize_scans import LegalizeScans as LegalizeScans
+from .read_transposed import ReadTransposed as ReadTransposed
+from .simplify_shapes import SimplifyShapes as SimplifyShapes
