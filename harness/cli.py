@@ -72,7 +72,7 @@ GROUPS = {
     },
     "tune": {
         "tune": Command("search a step's space, confirm and keep the best", "GPUs, compiler; minutes a shape"),
-        "menu": Command("time what the Python call chooses from, fit its choice to the GPU", "GPU, compiler; minutes"),
+        "calibrate": Command("time what is chosen from on this GPU, fit the choices to it", "GPU, compiler; an hour"),
         "serve": Command("offer this host's GPUs to searches on other machines", "GPUs; until interrupted"),
     },
     "lab": {

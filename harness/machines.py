@@ -13,7 +13,7 @@ from tvm.target import Target
 
 from tensorir_ladder.harness.models.rate_files import Rates, rates_of
 from tensorir_ladder.schedules import cost
-from tensorir_ladder.torch_ops.rates import cost_rates
+from tensorir_ladder.torch_ops.rates import cost_rates, schedule_corrections
 
 
 class UnknownTarget(ValueError):
@@ -56,7 +56,10 @@ class GpuSpec:
 
     def for_choices(self) -> cost.Machine:
         """Return the machine as the cost model and the steps see it."""
-        return cost.Machine(self.target(), self.multiprocessors, cost_rates(self.gpu), self.has_cp_async, self.gpu)
+        rates, corrections = cost_rates(self.gpu), schedule_corrections(self.gpu)
+        return cost.Machine(
+            self.target(), self.multiprocessors, rates, self.has_cp_async, self.gpu, corrections=corrections
+        )
 
     def of_gpu(self, name: str, multiprocessors: int | None = None) -> GpuSpec:
         """Return the machine that another GPU of this architecture is: its limits, and multiprocessors of its own.

@@ -1,6 +1,6 @@
 """Times of schedules on drawn shapes: the tiles and plans that may be the fastest, in the same rounds beside cuBLAS.
 
-Trees are grown over them (:mod:`.grown_trees`), which correct what :func:`steps.choice.choose_step` takes.
+Trees are grown over them (:mod:`.calibration`), which correct what :func:`steps.choice.choose_step` takes.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import msgspec
 
 from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.built_schedules import build_schedule, load_schedule
+from tensorir_ladder.harness.call_menus import DIGITS, race_menu
 from tensorir_ladder.harness.execution import GpuBackend
 from tensorir_ladder.harness.machines import GpuSpec
-from tensorir_ladder.harness.menu import DIGITS, race_menu
 from tensorir_ladder.harness.records import gpu_slug
 from tensorir_ladder.kernels.codegen.toolchain import Compiler
 from tensorir_ladder.schedules.cost import Planned, first_choices, planned_cost, plans_beside

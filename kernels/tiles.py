@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
 from tvm.target import Target
 
 from tensorir_ladder.schedules.errors import IllegalTile
@@ -49,20 +48,17 @@ SUM_PAD = 4  # floats behind a row of an exchanged tile's sums
 MOST_RESIDENT = 4  # blocks of a swapped product's kernel that a multiprocessor is asked to hold at once
 
 
-def _in_steps(registers: Any) -> Any:
+def _in_steps(registers: int) -> int:
     return registers // REGISTER_STEP * REGISTER_STEP
 
 
-# What a block's consumers take, also of many blocks at once: of numbers or arrays.
+def _launch_registers(consumers: int) -> int:
+    return min(_in_steps(BLOCK_REGISTERS // ((consumers + 1) * WARPGROUP)), MOST_CONSUMER_REGISTERS)
 
 
-def _launch_registers(consumers: Any) -> Any:
-    return np.minimum(_in_steps(BLOCK_REGISTERS // ((consumers + 1) * WARPGROUP)), MOST_CONSUMER_REGISTERS)
-
-
-def _consumer_share(consumers: Any) -> Any:
+def _consumer_share(consumers: int) -> int:
     left = _launch_registers(consumers) * (consumers + 1) - PRODUCER_REGISTERS
-    return np.minimum(_in_steps(left // consumers), MOST_CONSUMER_REGISTERS)
+    return min(_in_steps(left // consumers), MOST_CONSUMER_REGISTERS)
 
 
 @dataclass(frozen=True)
@@ -240,7 +236,7 @@ class RoleTile(HopperTile):
 
         The compiler takes no more than a role asks for, nor than the launch bounds leave.
         """
-        return int(_launch_registers(self.consumers))
+        return _launch_registers(self.consumers)
 
     @property
     def consumer_share(self) -> int:
@@ -249,7 +245,7 @@ class RoleTile(HopperTile):
         A block's pool holds only what its threads were launched with and have given back: a consumer that asks for
         more than is there waits for ever.
         """
-        return int(_consumer_share(self.consumers))
+        return _consumer_share(self.consumers)
 
     @property
     def consumer_registers(self) -> int:
@@ -427,7 +423,7 @@ class SwappedTile(RoleTile):
 
         As many as a consumer needs; an equal share of all where ``roles_exchange`` some.
         """
-        return int(_swapped_registers(self.group_m, self.group_n, self.consumers))
+        return _swapped_registers(self.group_m, self.group_n, self.consumers)
 
     @property
     def instruction_rows(self) -> tuple[int, ...]:
@@ -443,7 +439,7 @@ class SwappedTile(RoleTile):
     @property
     def roles_exchange(self) -> bool:
         """True where consumers need more registers than an equal share, and have them if the producer gives up some."""
-        return bool(_roles_exchange(self.group_m, self.group_n, self.consumers))
+        return _roles_exchange(self.group_m, self.group_n, self.consumers)
 
     def misfits(self) -> list[str]:
         """Return what does not fit warpgroups, wgmma with its operands exchanged, TMA, or a cluster."""
@@ -468,11 +464,11 @@ class SwappedTile(RoleTile):
     @property
     def result_bytes(self) -> int:
         """Return the block's shared memory for results: in float32 where the sums are of parts, else rounded."""
-        return int(_swapped_results(self.block_m, self.multiplied_n, self.parts))
+        return _swapped_results(self.block_m, self.multiplied_n, self.parts)
 
     def smem_bytes(self, itemsize: int, stages: int = 1) -> int:
         """Return the shared memory of a block: stages with two barriers each, and results, beside them or within."""
-        return int(_swapped_bytes(*self.block, self.parts, itemsize, stages, self.multiplied_n))
+        return _swapped_bytes(*self.block, self.parts, itemsize, stages, self.multiplied_n)
 
     def kept_bytes(self, itemsize: int, stages: int, boxes: int = 0) -> int:
         """Return the shared memory of a block: there are none that stay."""
@@ -480,11 +476,11 @@ class SwappedTile(RoleTile):
 
     def results_in_ring(self, itemsize: int, stages: int) -> bool:
         """Tell whether results lie in the ring's memory: those of parts, or where stages leave them none beside it."""
-        return bool(_results_in_ring(*self.block, self.parts, itemsize, stages, self.multiplied_n))
+        return _results_in_ring(*self.block, self.parts, itemsize, stages, self.multiplied_n)
 
     def resident(self, itemsize: int, stages: int) -> int:
         """Return how many blocks a multiprocessor holds at once, by shared memory and registers: 1 to 4."""
-        return max(1, int(_resident(self.smem_bytes(itemsize, stages), self.threads_per_block, self.registers)))
+        return max(1, _resident(self.smem_bytes(itemsize, stages), self.threads_per_block, self.registers))
 
 
 @dataclass(frozen=True)
@@ -542,83 +538,60 @@ class RowsTile(SwappedTile):
         return launched if self.roles_exchange else max(launched, self.consumer_registers)
 
 
-# What a tile of exchanged operands takes, also of many at once (:mod:`torch_ops.one_tile`): of numbers or arrays. Rows
-# and columns that registers are counted of are a consumer's. Results are of the columns that are ``multiplied``.
+# What a tile of exchanged operands takes. Registers are counted for a consumer's rows and columns, results for the
+# columns that are ``multiplied``.
 
 
-def _swapped_results(rows: Any, columns: Any, parts: Any) -> Any:
-    return np.where(parts > 1, rows * (columns + SUM_PAD) * SUM_BYTES, rows * columns * 2)
+def _swapped_results(rows: int, columns: int, parts: int) -> int:
+    return rows * (columns + SUM_PAD) * SUM_BYTES if parts > 1 else rows * columns * 2
 
 
-def _swapped_registers(rows: Any, columns: Any, consumers: Any) -> Any:
+def _swapped_registers(rows: int, columns: int, consumers: int) -> int:
     """Return a thread's registers at launch; where they are more than there are, what it would take."""
-    exchanged = _roles_exchange(rows, columns, consumers)
-    return np.where(exchanged, _launch_registers(consumers), _comfortable_registers(rows, columns))
+    if _roles_exchange(rows, columns, consumers):
+        return _launch_registers(consumers)
+    return _comfortable_registers(rows, columns)
 
 
-def _comfortable_registers(rows: Any, columns: Any) -> Any:
+def _comfortable_registers(rows: int, columns: int) -> int:
     """Return a consumer's registers where its rounded results, half as many as its sums, have some of their own."""
     return _needed_registers(rows, columns) + rows * columns // (2 * WARPGROUP)
 
 
-def _needed_registers(rows: Any, columns: Any) -> Any:
+def _needed_registers(rows: int, columns: int) -> int:
     """Return a consumer's registers where rounded results take those of their sums."""
     return rows * columns // WARPGROUP + WGMMA_REGISTERS
 
 
-def _roles_exchange(rows: Any, columns: Any, consumers: Any) -> Any:
+def _roles_exchange(rows: int, columns: int, consumers: int) -> bool:
     """Tell whether the producer gives up registers: an equal share of all is too few for a consumer, its own is not."""
-    equal = np.minimum(BLOCK_REGISTERS // ((consumers + 1) * WARPGROUP), REGISTERS_PER_THREAD)
+    equal = min(BLOCK_REGISTERS // ((consumers + 1) * WARPGROUP), REGISTERS_PER_THREAD)
     able = _needed_registers(rows, columns) <= _consumer_share(consumers)
-    return (_comfortable_registers(rows, columns) > equal) & able
+    return _comfortable_registers(rows, columns) > equal and able
 
 
-def _ring_bytes(rows: Any, columns: Any, steps: Any, itemsize: int, stages: Any) -> Any:
+def _ring_bytes(rows: int, columns: int, steps: int, itemsize: int, stages: int) -> int:
     return (rows + columns) * steps * itemsize * stages
 
 
 def _results_in_ring(
-    rows: Any, columns: Any, steps: Any, parts: Any, itemsize: int, stages: Any, multiplied: Any
-) -> Any:
+    rows: int, columns: int, steps: int, parts: int, itemsize: int, stages: int, multiplied: int
+) -> bool:
     """Tell whether results lie in the ring: sums of parts, and where so many stages have no room for them beside it."""
     beside = _ring_bytes(rows, columns, steps, itemsize, stages) + _swapped_results(rows, multiplied, parts)
-    return (parts > 1) | (beside + 2 * BARRIER_BYTES * stages > _room(1))
+    return parts > 1 or beside + 2 * BARRIER_BYTES * stages > _room(1)
 
 
-def _swapped_bytes(rows: Any, columns: Any, steps: Any, parts: Any, itemsize: int, stages: Any, multiplied: Any) -> Any:
+def _swapped_bytes(rows: int, columns: int, steps: int, parts: int, itemsize: int, stages: int, multiplied: int) -> int:
     ring, results = _ring_bytes(rows, columns, steps, itemsize, stages), _swapped_results(rows, multiplied, parts)
     within = _results_in_ring(rows, columns, steps, parts, itemsize, stages, multiplied)
-    return np.where(within, np.maximum(ring, results), ring + results) + 2 * BARRIER_BYTES * stages
+    return (max(ring, results) if within else ring + results) + 2 * BARRIER_BYTES * stages
 
 
-def _resident(smem_bytes: Any, threads: Any, registers: Any) -> Any:
+def _resident(smem_bytes: int, threads: int, registers: int) -> int:
     by_shared = (SHARED_KIB[90] + 1) * 1024 // (smem_bytes + 1024)  # 1 KiB is the driver's
     by_registers = BLOCK_REGISTERS // (threads * (_in_steps(registers - 1) + REGISTER_STEP))
-    return np.minimum(np.minimum(by_shared, by_registers), MOST_RESIDENT)
-
-
-def swapped_room(
-    rows: np.ndarray,
-    columns: np.ndarray,
-    steps: np.ndarray,
-    groups: np.ndarray,
-    parts: np.ndarray,
-    most: int | np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return stages, up to ``most``, and blocks that a multiprocessor holds, of many tiles of 16-bit operands.
-
-    ``groups`` warpgroups share the columns. In two rows: where a block has its multiprocessor to itself, and where two
-    share one. 0 blocks: a tile that takes more registers than there are.
-    """
-    registers = _swapped_registers(rows, columns // groups, groups)
-    stages = np.zeros((2, *rows.shape), rows.dtype)
-    for count in range(1, int(np.max(most)) + 1):  # as most_stages: the most that fit
-        smem_bytes = _swapped_bytes(rows, columns, steps, parts, 2, count, columns)
-        fits = np.stack([smem_bytes <= _room(blocks) for blocks in (1, 2)]) & (count <= np.asarray(most))
-        stages[fits] = count
-    smem_bytes = _swapped_bytes(rows, columns, steps, parts, 2, stages, columns)
-    held = _resident(smem_bytes, (groups + 1) * WARPGROUP, registers)
-    return stages, np.where(registers <= MOST_CONSUMER_REGISTERS, held, 0)
+    return min(by_shared, by_registers, MOST_RESIDENT)
 
 
 def role_choices(by: int = 16) -> Iterator[Choice]:

@@ -1,8 +1,8 @@
 """An operand whose k tiles are whole rows, loaded as they lie in memory and multiplied from registers.
 
 Of a B stored [k, n] a k tile has rows of n elements. TMA takes twice the time and more for boxes of it, rows of 128
-bytes, where these lie across cache lines and sectors (:func:`torch_ops.one_tile.across_lines`). But a k tile of all
-columns is one piece of memory, which begins with a line where B does: it is loaded as lines, whatever lies in them.
+bytes, where these lie across cache lines and sectors. But a k tile of all columns is one piece of memory, which begins
+with a line where B does: it is loaded as lines, whatever lies in them.
 
 ::
 

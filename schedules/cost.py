@@ -41,6 +41,7 @@ from tensorir_ladder.schedules.isa import (
 )
 from tensorir_ladder.schedules.loops.early_launch import can_launch_early
 from tensorir_ladder.schedules.tiles import SHORT_RING, BlockTile, Choice, ThreadTile, TileSet, WarpgroupTile, WarpTile
+from tensorir_ladder.schedules.trees import Trees
 from tensorir_ladder.schedules.workloads import Matmul
 
 
@@ -88,7 +89,8 @@ class Measured:
 class Machine:
     """A GPU as the model sees it: TVM target with limits, multiprocessors, rates, cp.async, and its name, if known.
 
-    ``measured`` goes before what the model says, for those who ask for it.
+    ``measured`` goes before what the model says, for those who ask for it. ``corrections``: trees for tiles of warps
+    and of warpgroups, which say what the model leaves (:mod:`.left_over`); without them the model stands alone.
     """
 
     target: Target
@@ -97,6 +99,7 @@ class Machine:
     has_cp_async: bool = True
     name: str = ""
     measured: tuple[Measured, ...] = ()
+    corrections: tuple[Trees, Trees] | None = None
 
     def measured_choices(
         self, sizes: tuple[int | None, int | None, int | None], layout: str, dtype: str
@@ -308,7 +311,7 @@ def cheapest_plan(tiles: TileSet, choice: Choice, problem: Matmul, machine: Mach
     """Return what a schedule by a tile of a set that plans should do beside it.
 
     That is what its formula puts first; of a set that ``plans_again`` what differs from that in a single thing, where
-    that costs less by what the formula leaves: such were timed beside each other (``ladder menu --shapes schedules``).
+    that costs less by what the formula leaves: such were timed beside each other (``ladder calibrate``).
     Of 592 shapes in float32, left out in five turns, what is taken has 0.9879 of the fastest by this, 0.9873 without,
     and 83 are below 0.95 of cuBLAS instead of 87. In float16 it was 0.9846 and 0.9840, and half a second of thought.
     """

@@ -1,58 +1,30 @@
-"""What a tile takes beside its formula (:mod:`.cost`), as times of schedules on drawn shapes have it, told by trees.
+"""What a schedule takes relative to its formula (:mod:`.cost`): features that trees ask, and what they say.
 
-A formula has a few constants for all shapes; what it leaves depends on how a shape's tiles, rounds of blocks and k
-tiles end. Trees (:mod:`.trees`) are grown over the times that the formulas are fitted to
-(``ladder menu --shapes schedules``); ``grown/`` has them, of a GPU a file for tiles of warps and one for those of
-warpgroups. Those of an H200 are taken to say the same of GPUs without their own, as the formulas' constants are.
-
-Of 356 shapes in float16, left out in five turns, what is chosen has 0.984 of the speed of the fastest that was timed,
-by the formulas alone 0.974; of 639 in float32 0.990 instead of 0.979.
+A formula has a few constants for all shapes; what it leaves of measured times depends on how a shape's tiles, rounds of
+blocks and k tiles end. The trees (:mod:`.trees`) come with the machine.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-import re
-from pathlib import Path
 from typing import Any
 
 from tensorir_ladder.schedules.cost import Machine, Planned, block_count, resident_blocks, unaligned_rows
 from tensorir_ladder.schedules.isa import PANEL, SECTOR_BYTES, VECTOR_BYTES, WARP
 from tensorir_ladder.schedules.tiles import Choice, WarpgroupTile, WarpTile
-from tensorir_ladder.schedules.trees import Trees, read_trees
 from tensorir_ladder.schedules.workloads import Matmul
 
-FOLDER = Path(__file__).parent / "grown"
-WARPS, WARPGROUPS = "warps", "warpgroups"  # families of tiles
-MEASURED_ON = "NVIDIA H200"  # the GPU whose trees others take that have none
 
+def left_over(choice: Choice, problem: Matmul, machine: Machine, planned: Planned, cycles: float) -> float:
+    """Return how many times its formula's ``cycles`` a product takes, scheduled as ``planned``.
 
-def left_by_warps(choice: Choice, problem: Matmul, machine: Machine, planned: Planned, cycles: float) -> float:
-    """Return how many times as long as its formula's ``cycles`` a product takes by a tile of warps, as planned."""
-    return _left(WARPS, choice, problem, machine, planned, cycles)
-
-
-def left_by_warpgroups(choice: Choice, problem: Matmul, machine: Machine, planned: Planned, cycles: float) -> float:
-    """Return the same of a tile of warpgroups, whoever brings its operands."""
-    return _left(WARPGROUPS, choice, problem, machine, planned, cycles)
-
-
-def _left(family: str, choice: Choice, problem: Matmul, machine: Machine, planned: Planned, cycles: float) -> float:
-    trees = trees_of(machine.name, family)
-    return math.exp(trees.told(trees.named(features(choice, problem, machine, planned, cycles)))[0])
-
-
-@functools.cache
-def trees_of(gpu: str, family: str) -> Trees:
-    """Read a GPU's trees of WARPS or WARPGROUPS, or those of MEASURED_ON where it has none."""
-    path = path_of(gpu, family)
-    return read_trees(path if path.exists() else path_of(MEASURED_ON, family))
-
-
-def path_of(gpu: str, family: str) -> Path:
-    """Return where the trees of a GPU lie."""
-    return FOLDER / f"{re.sub(r'[^a-z0-9]+', '-', gpu.lower())}-{family}.json"
+    1 on a machine without corrections.
+    """
+    if machine.corrections is None:
+        return 1.0
+    of_warps, of_warpgroups = machine.corrections
+    trees = of_warps if isinstance(choice.tile, WarpTile) else of_warpgroups
+    return math.exp(trees.predict(features(choice, problem, machine, planned, cycles))[0])
 
 
 def features(choice: Choice, problem: Matmul, machine: Machine, planned: Planned, cycles: float) -> dict[str, Any]:

@@ -56,7 +56,7 @@ from tensorir_ladder.schedules.isa import (
     WGMMA_WIDTHS,
     WIDEST,
 )
-from tensorir_ladder.schedules.left_over import left_by_warpgroups
+from tensorir_ladder.schedules.left_over import left_over
 from tensorir_ladder.schedules.loops import bind_grid, launch_early, pad_to_tile, raster_blocks
 from tensorir_ladder.schedules.memory import (
     align_operands,
@@ -201,7 +201,7 @@ FITTED = TileSet.of(
     cost=wgmma_cycles,
     parts=wgmma_parts,
     plan=plan_by_warpgroups,
-    left_over=left_by_warpgroups,
+    left_over=left_over,
     launched_early=True,
 )
 # By boxes any width by the eight is as good as another: of the instruction's columns, along n or, operands swapped,
@@ -228,7 +228,7 @@ BOXES = TileSet.of(
     cost=box_cycles,
     parts=box_parts,
     plan=plan_by_boxes,
-    left_over=left_by_warpgroups,
+    left_over=left_over,
     launched_early=True,
 )
 STEP: Step = Step(

@@ -49,7 +49,7 @@ from tvm.s_tir.schedule import SBlockRV
 
 from tensorir_ladder.schedules.cost import plan_by_warps, resident_blocks, warp_cycles, warp_parts
 from tensorir_ladder.schedules.isa import VECTOR_BYTES
-from tensorir_ladder.schedules.left_over import left_by_warps
+from tensorir_ladder.schedules.left_over import left_over
 from tensorir_ladder.schedules.loops import (
     add_slices,
     bind_grid,
@@ -232,7 +232,7 @@ FITTED = TileSet.of(
     cost=warp_cycles,
     parts=warp_parts,
     plan=plan_by_warps,
-    left_over=left_by_warps,
+    left_over=left_over,
     plans_again=True,
     launched_early=True,
 )

@@ -5,8 +5,8 @@ strides and dtypes come for the first time:
 
 - :mod:`.call`: :func:`matmul` and :func:`describe`; looks up the product of tensors of such forms.
 - (:mod:`.operands`: checks how tensors lie in memory, and finds what must be copied so that TMA can read it.)
-- (:mod:`.choice`: chooses a kernel, by what was measured or by :mod:`.kernel_cost` and :mod:`.one_tile`;
-  :mod:`.few_rows`, :mod:`.short_reductions` and :mod:`.shifted` have three that are none of the menu.)
+- (:mod:`.choice`: chooses a kernel, by what was measured for the shape or by the estimates of :mod:`.menu`, whose
+  kernels :mod:`.step_kernels` names; :mod:`.short_reductions` and :mod:`.shifted` have two that are not of the menu.)
 - :mod:`.product`: copies what must be copied, and launches on the tensors' addresses, in torch's current stream.
 - :mod:`.launcher`: (compiles and loads a kernel;) keeps its launches by addresses, for :mod:`.driver`, the CUDA driver.
 

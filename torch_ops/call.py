@@ -22,7 +22,7 @@ from tensorir_ladder.kernels.tiles import ROLE_CHOICES, HopperTile
 from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.torch_ops.choice import AnyChoice, Lain, Setting, choose, of_any_rows
+from tensorir_ladder.torch_ops.choice import AnyChoice, choose, of_any_rows
 from tensorir_ladder.torch_ops.copies import Copying
 from tensorir_ladder.torch_ops.driver import cuda_driver
 from tensorir_ladder.torch_ops.errors import FirstCallInCapture, NoTorch, UnsupportedGpu, WrongDevice, WrongDtype
@@ -30,6 +30,7 @@ from tensorir_ladder.torch_ops.few_rows import Streamed
 from tensorir_ladder.torch_ops.kept import Chosen, build_kernel
 from tensorir_ladder.torch_ops.launcher import LoadedKernel, load_kernel
 from tensorir_ladder.torch_ops.operands import Form, Operands, arrange, check_bias, is_dense, output_rows
+from tensorir_ladder.torch_ops.problem import Conditions, Setting, UnpaddedOperands
 from tensorir_ladder.torch_ops.product import Product
 from tensorir_ladder.torch_ops.rates import cost_rates
 from tensorir_ladder.torch_ops.shifted import Shifting, shifts_rows
@@ -242,15 +243,14 @@ def choose_for(
     ``out``: how its output lies; contiguous where that is not said.
     """
     problem, batch = operands.problem, operands.batch or 1
-    lain, result = None, out or operands.contiguous
+    unpadded, result = None, out or operands.contiguous
     if not any_m and (reads_as_they_lie(operands, result) or shifts_rows(operands, result)):
-        lain = Lain(operands.exact, more_microseconds(operands), operands.unreadable)
+        unpadded = UnpaddedOperands(operands.exact, more_microseconds(operands), operands.unreadable)
     # What is refused of many rows is refused of few: results that do not leave by TMA.
     dense = operands.are_dense(out) and (not any_m or can_store_by_tma(problem, ROLE_CHOICES[0].tile))
     narrows = operands.narrows(out) and not any_m
     gaps = out is not None and not is_dense(out, dtype_bytes(problem.out_dtype))
-    exact = operands.exact == problem
-    choice = choose(problem, machine, batch, any_m, dense, narrows, operands.steps, lain, gaps, exact)
+    choice = choose(problem, machine, Conditions(batch, any_m, dense, narrows, gaps, operands.steps, unpadded))
     if isinstance(choice, Unaligned | Shifting):
         return choice, operands.exact, Setting(machine, finish=finish)
     if isinstance(choice, Streamed):

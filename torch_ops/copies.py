@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tvm import tirx
 
     from tensorir_ladder.schedules.workloads import Matmul
-    from tensorir_ladder.torch_ops.choice import Setting
+    from tensorir_ladder.torch_ops.problem import Setting
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from tensorir_ladder.schedules.workloads import Matmul, accumulator_dtype
 
 if TYPE_CHECKING:
     from tensorir_ladder.schedules.cost import Machine
-    from tensorir_ladder.torch_ops.choice import Setting
+    from tensorir_ladder.torch_ops.problem import Setting
 
 MOST_ROWS = 8  # or columns, whichever are fewer
 

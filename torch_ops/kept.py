@@ -14,9 +14,10 @@ from tensorir_ladder.kernels.codegen.kept_builds import KeptBuilds, Sources
 from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan
 from tensorir_ladder.kernels.codegen.toolchain import Compiler
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.torch_ops.choice import AnyChoice, Setting
+from tensorir_ladder.torch_ops.choice import AnyChoice
 from tensorir_ladder.torch_ops.copies import Copying
 from tensorir_ladder.torch_ops.launcher import CompiledKernel, compile_kernel
+from tensorir_ladder.torch_ops.problem import Setting
 
 SOURCES = Sources(Path(__file__).parents[1], ("schedules/**/*.py", "kernels/**/*.py", "torch_ops/*.py"))
 PLAN_END = b"\n"  # a line of the launch, then the cubin

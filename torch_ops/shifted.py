@@ -21,14 +21,14 @@ from tensorir_ladder.schedules.isa import PANEL, WGMMA_ROWS
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.launcher import TIR_PIPELINE
-from tensorir_ladder.torch_ops.one_tile import clusters_at_once
 from tensorir_ladder.torch_ops.operands import Operands, fits_tma, is_dense
 from tensorir_ladder.torch_ops.short_reductions import MOST_STEPS
+from tensorir_ladder.torch_ops.step_kernels import blocks_at_once
 
 if TYPE_CHECKING:
     from tvm import tirx
 
-    from tensorir_ladder.torch_ops.choice import Setting
+    from tensorir_ladder.torch_ops.problem import Setting
 
 GROUPS = ((64, 1), (128, 2), (192, 3), (256, 2))  # a tile's rows, and the warpgroups that multiply them
 SIDES = (*itertools.product(GROUPS, (64, 128)), ((64, 1), 256))  # with columns
@@ -100,7 +100,7 @@ def _tiles(layout: str, shifts: str, multiprocessors: int) -> tuple[tuple[Cluste
     made = [replace(tile, parts=parts) for tile in able for parts in range(1, MOST_PARTS + 1)]
     made = [tile for tile in made if not tile.misfits() and room_for(problem, tile, shifts)]
     found = [
-        (*tile.block[:2], tile.parts, _wavefronts(tile, layout, shifts), clusters_at_once(tile.parts, multiprocessors))
+        (*tile.block[:2], tile.parts, _wavefronts(tile, layout, shifts), blocks_at_once(tile.parts, multiprocessors))
         for tile in made
     ]
     return tuple(made), _Tiles(*np.array(found).T)

@@ -24,7 +24,7 @@ from tensorir_ladder.torch_ops.operands import Operands, fits_tma, is_dense
 if TYPE_CHECKING:
     from tvm import tirx
 
-    from tensorir_ladder.torch_ops.choice import Setting
+    from tensorir_ladder.torch_ops.problem import Setting
 
 MOST_STEPS = 256  # of the reduction
 SIDES = (((64, 64), (1, 1)), ((128, 64), (2, 1)), ((64, 128), (1, 2)), ((128, 128), (2, 1)))  # with warpgroups

@@ -20,14 +20,51 @@ import tvm
 from tvm.target import Target
 
 from tensorir_ladder.kernels.codegen.lowering import generate
-from tensorir_ladder.kernels.tiles import HopperTile
+from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
 from tensorir_ladder.schedules.cost import assumed_machine
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.torch_ops.choice import Choice, Setting, Tuned
 from tensorir_ladder.torch_ops.launcher import TIR_PIPELINE
+from tensorir_ladder.torch_ops.problem import Choice, Setting
+from tensorir_ladder.torch_ops.rates import read
+from tensorir_ladder.torch_ops.step_kernels import KERNELS
 
 FOLDER, FILE = "LADDER_TUNED", "choices.jsonl"
+TUNED = Path(__file__).parent / "tuned"
+Extent = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 log = logging.getLogger(__name__)
+
+
+class Tuned(msgspec.Struct, forbid_unknown_fields=True):
+    """A line of a GPU's file: a product, and what was fastest."""
+
+    m: Extent
+    n: Extent
+    k: Extent
+    dtype: str
+    layout: str
+    step: int
+    tile: str
+    stages: Extent
+
+    def __post_init__(self) -> None:
+        if self.step not in KERNELS:
+            raise ValueError(f"no kernel of step {self.step}")
+        if isinstance(self.choice.tile, RoleTile) and self.choice.tile.swapped:
+            raise ValueError(f"step {self.step} takes no tile of exchanged operands by such a line, as {self.tile} is")
+
+    @property
+    def choice(self) -> Choice:
+        """The kernel, tile and stages."""
+        kernel = KERNELS[self.step]
+        return Choice(kernel, kernel.family.parse(self.tile), self.stages)
+
+
+@functools.cache
+def tuned(gpu: str) -> dict[tuple[int, int, int, str, str], Choice]:
+    """Read what we found by ``ladder tune`` on a GPU, by m, n, k, dtype and layout."""
+    wanted = gpu.lower().replace(" ", "-")
+    lines = [line for path in TUNED.glob("*.json") if path.stem == wanted for line in read(path, list[Tuned])]
+    return {(line.m, line.n, line.k, line.dtype, line.layout): line.choice for line in lines}
 
 
 class Found(Tuned, forbid_unknown_fields=True):

@@ -8,7 +8,8 @@ from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.records import TunedConfig
 from tensorir_ladder.harness.records.writing import cannot_write
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.torch_ops.choice import KERNELS, Choice
+from tensorir_ladder.torch_ops.problem import Choice
+from tensorir_ladder.torch_ops.step_kernels import KERNELS
 from tensorir_ladder.torch_ops.tuned_here import FILE, Found, keep
 
 

@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.records import TunedConfig
 from tensorir_ladder.harness.tuning import TuningSpace, candidates, described, identity
 from tensorir_ladder.kernels.persistent import cluster_blocks
 from tensorir_ladder.kernels.tma import straddles_lines
+from tensorir_ladder.schedules import tiles
 from tensorir_ladder.schedules.cost import choice_cost
-from tensorir_ladder.schedules.tiles import Choice, ThreadTile, WarpgroupTile, WarpTile
+from tensorir_ladder.schedules.tiles import ThreadTile, WarpgroupTile, WarpTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.registry import find_steps
-from tensorir_ladder.torch_ops import choice as menu
-from tensorir_ladder.torch_ops.estimates import Asked, cost_file
-from tensorir_ladder.torch_ops.kernel_cost import Forms, KTile, microseconds
+from tensorir_ladder.torch_ops.menu import ITEMSIZE, Kernels, Sizes, microseconds, read_menu
+from tensorir_ladder.torch_ops.problem import Choice
+from tensorir_ladder.torch_ops.step_kernels import KERNELS
 
 # Of one tile, a model hardly tells stage counts and variants apart. So the next of a tile is asked for when as many
 # further tiles have been; more of them by warpgroups, where the most stages of a tile are nearly always its best.
@@ -32,15 +31,15 @@ def modelled_costs(legal: Sequence[Case]) -> list[float]:
     """Price candidates of one step and product; good for an order of these.
 
     Of kernels that products of torch tensors are chosen from, microseconds by what that choice is made by
-    (:mod:`torch_ops.kernel_cost`), which was fitted to them; else the cost that the step's tiles are chosen by
+    (:mod:`torch_ops.menu`), which was fitted to them; else the cost that the step's tiles are chosen by
     (:mod:`schedules.cost`).
     """
-    if legal and legal[0].step.number in menu.KERNELS and legal[0].problem.itemsize == menu.ITEMSIZE:
+    if legal and legal[0].step.number in KERNELS and legal[0].problem.itemsize == ITEMSIZE:
         return _microseconds(legal)
     return [
         choice_cost(
             case.step.tiles_of(case.variant),
-            Choice(case.tile, case.stages_built),
+            tiles.Choice(case.tile, case.stages_built),
             case.problem,
             case.machine.for_choices(),
             split=case.form.splits_k,
@@ -51,24 +50,20 @@ def modelled_costs(legal: Sequence[Case]) -> list[float]:
 
 def _microseconds(legal: Sequence[Case]) -> list[float]:
     problem, machine = legal[0].problem, legal[0].machine.for_choices()
+    nt, constants = problem.layout == "nt", read_menu(machine.name).constants
     own = [_as_chosen(case) for case in legal]
-    whole = [replace(each, kernel=replace(each.kernel, cuts=False)) for each in own]
-    *_, nt, a_row, b_row = Asked.of(problem)
-    rates = cost_file(machine.name).rates
-    found = []
-    for choices in (own, whole):
-        forms = Forms(choices, rates, machine.multiprocessors)
-        found.append(microseconds(forms, KTile(forms, a_row, b_row, nt), problem.m, problem.n, problem.k))
-    return np.where(np.isfinite(found[0]), *found).tolist()  # a cut that the formula excludes counts as whole tiles
+    return microseconds(
+        Kernels.of(own, machine.multiprocessors, nt), Sizes.of(problem), constants, machine.multiprocessors
+    ).tolist()
 
 
-def _as_chosen(case: Case) -> menu.Choice:
+def _as_chosen(case: Case) -> Choice:
     """Return a case's kernel as the formula has it: with its clusters, and whether its last wave is cut."""
-    kernel, tile = menu.KERNELS[case.step.number], case.tile
+    kernel, tile = KERNELS[case.step.number], case.tile
     if kernel.stays:
         kernel = replace(kernel, blocks=cluster_blocks(case.problem, tile, straddles_lines(case.problem)))
         kernel = replace(kernel, cuts=kernel.takes(case.problem, tile, case.machine.for_choices()))
-    return menu.Choice(kernel, tile, max(2, case.stages_built))  # with one stage nothing is on its way
+    return Choice(kernel, tile, max(2, case.stages_built))  # with one stage nothing is on its way
 
 
 def ranked_by_model(legal: Sequence[Case]) -> list[Case]:
@@ -117,7 +112,7 @@ def _within_tile(cases: Sequence[Case], costs: dict[Case, float]) -> list[Case]:
     if isinstance(cases[0].tile, SHARING):
         return sorted(cases, key=costs.__getitem__)
     by_stages = sorted(cases, key=lambda case: (-case.stages_built, costs[case]))
-    kernel = menu.KERNELS.get(cases[0].step.number)
+    kernel = KERNELS.get(cases[0].step.number)
     if kernel and kernel.stays:
         return by_stages
     met: set[int] = set()

@@ -14,7 +14,7 @@ from support.cases import ROOT, Outcome
 from support.command_lines import command_lines
 from support.reports_fixtures import record
 from tensorir_ladder.harness import cli
-from tensorir_ladder.harness.commands import bandwidth, bench, build, kernels, measuring, menu, model, rebuild
+from tensorir_ladder.harness.commands import bandwidth, bench, build, calibrate, kernels, measuring, model, rebuild
 from tensorir_ladder.harness.fleet import hosting, search
 from tensorir_ladder.harness.records import RecordError
 from tensorir_ladder.kernels.codegen import toolchain
@@ -28,7 +28,7 @@ from tensorir_ladder.schedules.errors import IllegalSchedule
 Command = Callable[..., Outcome]
 
 WRITERS = {
-    *("run", "sweep", "compile", "bandwidth", "bench", "model", "counters", "timeline", "tune", "menu"),
+    *("run", "sweep", "compile", "bandwidth", "bench", "model", "counters", "timeline", "tune", "calibrate"),
     *("fuzz", "nests", "rules", "mutants", "traces", "sanitize", "microbench"),
 }
 REFUSED = [
@@ -258,7 +258,8 @@ def test_drawn_command_lines_end_with_a_documented_status(
         (model, "verify_model"),
         (bench, "build_ahead"),
         (build, "build_ahead"),
-        (menu, "build_ahead"),
+        (calibrate, "build_ahead"),
+        (calibrate, "_fit_all"),
         (machine_code, "lower"),
         (mutants, "plan"),
         (rebuild, "ProcessPoolExecutor"),

@@ -1,23 +1,15 @@
-"""``ladder menu --shapes schedules``: which schedules are timed, and the file that trees are grown over."""
+"""Which schedules ``ladder calibrate`` times, and the file of their times."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import msgspec
 import pytest
 
-from support.cases import Outcome
-from support.fake_gpu import Command
 from tensorir_ladder.harness import execution, schedule_menus
 from tensorir_ladder.harness.build import Case, lower
 from tensorir_ladder.harness.built_schedules import build_schedule
-from tensorir_ladder.harness.commands import menu as menu_command
-from tensorir_ladder.harness.commands.build import ScheduleToBuild
 from tensorir_ladder.harness.execution import GpuBackend
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.records import RESULTS
@@ -33,9 +25,6 @@ from tensorir_ladder.harness.schedule_menus import (
     time_schedules,
     with_schedule_times,
 )
-from tensorir_ladder.harness.shapes import draw_shapes
-from tensorir_ladder.harness.verify import WrongResult
-from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.kernels.codegen.toolchain import Compiler
 from tensorir_ladder.schedules.errors import DamagedFile, IllegalSchedule
 from tensorir_ladder.schedules.tiles import Choice
@@ -138,158 +127,6 @@ def test_the_committed_times_are_of_schedules_that_can_be_asked_for() -> None:
                     refused += 1
     assert count > 250
     assert refused < 0.05 * count
-
-
-@pytest.fixture
-def made_up(monkeypatch: pytest.MonkeyPatch) -> list[ScheduleToBuild]:
-    """A GPU on which each next schedule takes a microsecond more; what is built for it."""
-    built: list[ScheduleToBuild] = []
-
-    def timed(cases: Sequence[Case], *_: Any) -> tuple[list[float], float]:
-        return [1.0 + place for place in range(len(cases))], 2.0
-
-    monkeypatch.setattr(menu_command, "build_ahead", lambda wanted, _jobs: built.extend(wanted))
-    monkeypatch.setattr(menu_command, "time_schedules", timed)
-    monkeypatch.setattr(menu_command, "_grow_schedules", lambda *_: None)
-    monkeypatch.setattr(execution, "GpuBackend", lambda: None)
-    monkeypatch.setattr(execution, "gpu_present", lambda: True)
-    monkeypatch.setattr(execution, "gpu_machine", lambda: H200)
-    monkeypatch.setattr(toolchain, "require_compiler", lambda: None)
-    return built
-
-
-def measure(command: Command, folder: Path, *more: str) -> Outcome:
-    """Time the schedules of few shapes."""
-    arguments = "--shapes", "schedules", "--dtype", "float32", "--seed", "5", "--count", "2"
-    return command("menu", *arguments, "--out", str(folder), *more)
-
-
-def test_a_run_leaves_a_file_that_the_next_one_adds_to(
-    made_up: list[ScheduleToBuild], command: Command, tmp_path: Path
-) -> None:
-    outcome = measure(command, tmp_path)
-    assert outcome.code == 0, outcome
-    products = [one.problem for one in draw_shapes("schedules", 5, 2, "float32")]
-    wanted = [scheduled_candidates(problem, H200) for problem in products]
-    assert made_up == [ScheduleToBuild(case) for cases in wanted for case in cases]
-    assert outcome.out.count("2.000 of cuBLAS") == 2
-    menus = read_menus(menus_path(tmp_path, "NVIDIA H200"))
-    assert [tuple(each[:3]) for each in menus.float32] == [(each.m, each.n, each.k) for each in products]
-    assert [len(each[4]) for each in menus.float32] == [len(cases) for cases in wanted]
-    assert measure(command, tmp_path, "--seed", "6").code == 0
-    more = read_menus(menus_path(tmp_path, "NVIDIA H200"))
-    assert more.float32[:2] == menus.float32
-    assert len(more.float32) == 4
-    assert more.origin.count("medians of interleaved rounds") == 2
-
-
-def test_an_interrupted_run_goes_on(
-    made_up: list[ScheduleToBuild], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    timed: list[Matmul] = []
-
-    def once(cases: Sequence[Case], *_: Any) -> tuple[list[float], float]:
-        timed.append(cases[0].problem)
-        return [1.0] * len(cases), 2.0
-
-    clock = iter([0.0, 0.0, 10.0])
-    monkeypatch.setattr(menu_command, "time", SimpleNamespace(monotonic=lambda: next(clock, 20.0)))
-    monkeypatch.setattr(menu_command, "time_schedules", once)
-    outcome = measure(command, tmp_path, "--time-limit", "5")
-    assert (outcome.code, len(timed)) == (0, 1)
-    assert "1 of 2 shapes are timed" in outcome.out
-    built = len(made_up)
-    again = measure(command, tmp_path)
-    assert "1 of 2 shapes are done" in again.out
-    assert len({*timed}) == len(timed) == 2
-    assert {each.case.problem for each in made_up[built:]} == {timed[1]}
-    menus = read_menus(menus_path(tmp_path, "NVIDIA H200"))
-    assert len(menus.float32) == 2
-    assert menus.origin.count("medians of") == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["h200-schedule-menus.json.xz"]
-
-
-def test_what_was_timed_before_a_fault_is_kept(
-    made_up: list[ScheduleToBuild], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, _ = (one.problem for one in draw_shapes("schedules", 5, 2, "float32"))
-
-    def timed(cases: Sequence[Case], *_: Any) -> tuple[list[float], float]:
-        if cases[0].problem != first:
-            raise WrongResult("made up")
-        return [1.0] * len(cases), 2.0
-
-    monkeypatch.setattr(menu_command, "time_schedules", timed)
-    outcome = measure(command, tmp_path)
-    assert (outcome.code, "made up; 1 shapes in all" in outcome.err) == (1, True)
-    (kept,) = read_menus(menus_path(tmp_path, "NVIDIA H200")).float32
-    assert tuple(kept[:3]) == (first.m, first.n, first.k)
-    monkeypatch.setattr(menu_command, "time_schedules", lambda cases, *_: ([1.0] * len(cases), 2.0))
-    assert measure(command, tmp_path).code == 0, "the same command times what was wrong"
-    assert len(read_menus(menus_path(tmp_path, "NVIDIA H200")).float32) == 2
-
-
-def test_building_takes_none_of_the_time_for_timing(
-    made_up: list[ScheduleToBuild], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = [0.0]
-
-    def build(_wanted: Any, _jobs: int) -> None:
-        clock[0] += 100.0
-
-    monkeypatch.setattr(menu_command, "build_ahead", build)
-    monkeypatch.setattr(menu_command, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    assert "2 of 2 shapes are timed" in measure(command, tmp_path, "--time-limit", "5").out
-
-
-def test_trees_of_few_shapes_take_nobodys_place(
-    made_up: list[ScheduleToBuild], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.undo()
-    grow = menu_command._grow_schedules
-    menus = msgspec.structs.replace(MENUS, float32=((8, 8, 8, 1.0, ()),) * (menu_command.FEWEST_GROWN - 1))
-    grow(menus, "float32", tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-def test_another_architecture_is_refused_before_anything_is_built(
-    made_up: list[ScheduleToBuild], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(execution, "gpu_machine", lambda: machine_for("sm_80"))
-    outcome = measure(command, tmp_path)
-    assert (outcome.code, "sm_80" in outcome.err, made_up) == (2, True, [])
-
-
-@pytest.mark.parametrize("more", [("--dry-run",), ("--time-limit", "1")])
-def test_without_time_for_a_shape_nothing_is_written(
-    more: tuple[str, ...],
-    made_up: list[ScheduleToBuild],
-    command: Command,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(menu_command, "time", SimpleNamespace(monotonic=itertools.count(step=10**6).__next__))
-    outcome = measure(command, tmp_path, *more)
-    assert outcome.code == 0, outcome
-    assert made_up
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("more", "named"),
-    [
-        (("--drawn", "50"), "--drawn: schedules"),
-        (("--shapes", "schedules,llm"), "by themselves"),
-        (("--dtype", "bfloat16"), "bfloat16"),
-        (("--grow",), "leave out --shapes schedules"),
-        (("--shapes", "llm"), "--dtype float32: of --shapes schedules alone"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(
-    more: tuple[str, ...], named: str, made_up: list[ScheduleToBuild], command: Command, tmp_path: Path
-) -> None:
-    outcome = measure(command, tmp_path, *more)
-    assert (outcome.code, named in outcome.err, made_up) == (2, True, [])
 
 
 @pytest.mark.gpu

@@ -29,7 +29,7 @@ from tensorir_ladder.kernels.panels import TmaPanels
 from tensorir_ladder.kernels.persistent import persistent
 from tensorir_ladder.kernels.stamps import Stamps
 from tensorir_ladder.kernels.swapped import fits_at_once, fits_beside, swapped
-from tensorir_ladder.kernels.tiles import HopperTile, RoleTile, SwappedTile, most_stages, role_choices, swapped_room
+from tensorir_ladder.kernels.tiles import HopperTile, RoleTile, SwappedTile, most_stages, role_choices
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct
 from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalTile, IllegalWorkload
@@ -562,26 +562,6 @@ def test_large_tiles_are_legal_with_as_many_stages_as_the_ring_has_room_for() ->
     assert within == 5 * ((144 + 192) * 128 + 16)
     assert replace(tile, parts=2).results_in_ring(2, 2)  # sums of parts always do
     assert most_stages(replace(tile, block=(16, 64, 64), warpgroups=(1, 1)), 8) == 8
-
-
-def test_many_tiles_have_the_stages_and_registers_of_each() -> None:
-    tiles = [
-        SwappedTile((rows, 64 * groups, 64), (1, groups), parts)
-        for rows in range(8, 257, 8)
-        for groups in (1, 2, 3)
-        for parts in (1, 2, 8)
-    ]
-    sizes = ([tile.block_m for tile in tiles], [tile.block_n for tile in tiles], [tile.block_k for tile in tiles])
-    others = ([tile.consumers for tile in tiles], [tile.parts for tile in tiles])
-    stages, held = swapped_room(*map(np.array, sizes), *map(np.array, others), 8)
-    for place, tile in enumerate(tiles):
-        alone, together = most_stages(tile, 8), most_stages(tile, 8, blocks=2)
-        assert stages[:, place].tolist() == [alone, together]
-        if held[0, place]:
-            assert not tile.violations(HOPPER.target(), 2, alone)
-            assert held[:, place].tolist() == [tile.resident(2, each) for each in (alone, together)]
-        else:
-            assert tile.registers > 240 or tile.registers * tile.threads_per_block > 65536
 
 
 def test_consumers_take_registers_only_where_an_equal_share_is_too_few() -> None:

@@ -1,4 +1,4 @@
-"""Boosted regression trees as files have them: what they say, and what is refused."""
+"""Boosted regression trees: their sums, what is refused, and how they correct the model of schedules."""
 
 from __future__ import annotations
 
@@ -11,70 +11,58 @@ import numpy as np
 import pytest
 
 from tensorir_ladder.harness.machines import DEFAULT_ARCH, machine_for
-from tensorir_ladder.schedules import cost, left_over
+from tensorir_ladder.schedules import cost
 from tensorir_ladder.schedules.cost import Machine, Planned
-from tensorir_ladder.schedules.errors import DamagedFile
 from tensorir_ladder.schedules.tiles import Choice, TileSet, WarpTile
-from tensorir_ladder.schedules.trees import LEAF, Trees, read_trees
+from tensorir_ladder.schedules.trees import LEAF, Trees
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.choice import choose_step
 from tensorir_ladder.steps.registry import find_steps
-from tensorir_ladder.torch_ops import left_over as of_calls
-from tensorir_ladder.torch_ops.estimates import all_cost_files
+from tensorir_ladder.torch_ops import rates
+from tensorir_ladder.torch_ops.errors import DamagedFile
+from tensorir_ladder.torch_ops.rates import schedule_corrections, schedules_path
 
 # n <= 8: 1, else m <= 2: 10, else 100;  and a tree of one leaf.
-TWO = Trees(
-    features=("m", "n"),
-    asks=(1, LEAF, 0, LEAF, LEAF, LEAF),
-    at=(8.0, 1.0, 2.0, 10.0, 100.0, 0.5),
-    skips=(2, 0, 2, 0, 0, 0),
-    roots=(0, 5),
-)
+TWO = Trees(features=("m", "n"), asks=(1, LEAF, 0, LEAF, LEAF, LEAF), at=(8.0, 1.0, 2.0, 10.0, 100.0, 0.5))
 
 
-def test_what_all_trees_say_is_added_up() -> None:
-    rows = TWO.named({"m": np.array([1, 2, 2.1, 9]), "n": np.array([8, 9, 9, 8]), "k": 7})
-    assert TWO.told(rows).tolist() == [1.5, 10.5, 100.5, 1.5]
+def test_what_all_trees_predict_is_added_up() -> None:
+    rows = {"m": np.array([1, 2, 2.1, 9]), "n": np.array([8, 9, 9, 8]), "k": 7}
+    assert TWO.predict(rows).tolist() == [1.5, 10.5, 100.5, 1.5]
 
 
 def test_numbers_count_for_all_rows_and_alone_for_one() -> None:
-    assert TWO.told(TWO.named({"m": np.array([2, 3]), "n": 9})).tolist() == [10.5, 100.5]
-    assert TWO.told(TWO.named({"m": 3, "n": 9})).tolist() == [100.5]
+    assert TWO.predict({"m": np.array([2, 3]), "n": 9}).tolist() == [10.5, 100.5]
+    assert TWO.predict({"m": 3, "n": 9}).tolist() == [100.5]
 
 
-def test_a_feature_that_is_asked_for_has_to_be_there() -> None:
+def test_a_feature_that_is_compared_has_to_be_there() -> None:
     with pytest.raises(KeyError, match="n"):
-        TWO.named({"m": 1})
+        TWO.predict({"m": 1})
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
         ("asks", (2, LEAF, 0, LEAF, LEAF, LEAF)),  # a third feature of two
+        ("asks", (-2, LEAF, 0, LEAF, LEAF, LEAF)),
         ("asks", (1, LEAF, 0, LEAF, LEAF)),
-        ("skips", (5, 0, 2, 0, 0, 0)),  # into the next tree
-        ("skips", (1, 0, 2, 0, 0, 0)),  # both sides the same
-        ("skips", (2, 0, 2, 0, 1, 0)),  # of a leaf
-        ("skips", (-1, 0, 2, 0, 0, 0)),  # back: it would never end
-        ("roots", (1, 5)),
-        ("roots", (0, 6)),
-        ("roots", (0, 5, 5)),
-        ("roots", ()),
+        ("asks", (1, LEAF, 0, LEAF, 0, LEAF)),  # the last node has one side
+        ("asks", (1, LEAF, 0, LEAF, LEAF, 0)),  # a tree without leaves
     ],
 )
-def test_trees_that_lead_nowhere_are_refused(field: str, value: tuple[int, ...], tmp_path: Path) -> None:
-    content = {"origin": "", "trees": {**msgspec.to_builtins(TWO), field: value}}
+def test_trees_that_are_not_whole_are_refused(
+    field: str, value: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = {**msgspec.to_builtins(TWO), field: value}
+    content = {"gpu": "NVIDIA Other", "origin": "", "warps": msgspec.to_builtins(TWO), "warpgroups": bad}
     (path := tmp_path / "trees.json").write_text(json.dumps(content))
+    monkeypatch.setattr(rates, "schedules_path", lambda _gpu: path)
     with pytest.raises(DamagedFile, match=rf"{path.name} is damaged .*restore it"):
-        read_trees(path)
+        schedule_corrections.__wrapped__("NVIDIA Other")
 
 
-def test_trees_that_are_not_there_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DamagedFile, match=r"none\.json"):
-        read_trees(tmp_path / "none.json")
-
-
-def test_of_equal_costs_what_trees_say_decides() -> None:
+def test_of_equal_costs_what_the_correction_says_decides() -> None:
     """The formula takes all tiles for the same; of those that are nearly the same only the first is asked about."""
     tiles = [WarpTile(block=(rows, 128, 16), warp=(32, 64), thread=(8, 8)) for rows in (64, 128)]
     choices = [Choice(tile, stages) for tile in tiles for stages in (2, 3)]
@@ -165,11 +153,14 @@ def test_trees_know_all_that_they_ask_of_schedules(step: int, variant: str) -> N
         assert 0.4 < tiles.left_over(tiles.default, problem, machine, planned, cycles) < 2.5
 
 
-def test_trees_of_every_gpu_with_times_are_there_and_ask_what_is_known() -> None:
-    for family in (left_over.WARPS, left_over.WARPGROUPS):
-        assert len(left_over.trees_of("NVIDIA H200", family).roots) > 100
-        assert left_over.trees_of("../NVIDIA unheard of", family) == left_over.trees_of("NVIDIA H200", family)
-    for file in all_cost_files():
-        assert of_calls.path_of(file.gpu).exists()
-        assert len(of_calls.trees_of(file.gpu).roots) > 100
-    assert of_calls.trees_of("NVIDIA H100 PCIe") == of_calls.trees_of("NVIDIA H200")
+def test_a_machine_without_corrections_goes_by_the_model_alone() -> None:
+    tiles, machine = find_steps()[7].tiles_of("fitted"), machine_for(DEFAULT_ARCH).for_choices()
+    alone, problem = replace(machine, corrections=None), Matmul(442, 5967, 2244)
+    assert tiles.left_over(tiles.default, problem, alone, Planned(), 1e5) == 1.0
+    assert tiles.left_over(tiles.default, problem, machine, Planned(), 1e5) != 1.0
+    assert choose_step(problem, alone)[0].number == 7
+
+
+def test_a_gpu_without_trees_of_its_own_has_the_modelled_one_s() -> None:
+    assert schedules_path("NVIDIA H200").exists()
+    assert schedule_corrections("../NVIDIA unheard of") == schedule_corrections("NVIDIA H200")

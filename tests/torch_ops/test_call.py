@@ -42,16 +42,7 @@ from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops import call as api
 from tensorir_ladder.torch_ops import choice as choice_module
 from tensorir_ladder.torch_ops import describe, kept, matmul
-from tensorir_ladder.torch_ops.choice import (
-    KERNELS,
-    MENU,
-    Choice,
-    Lain,
-    Setting,
-    choices,
-    choose,
-    tuned,
-)
+from tensorir_ladder.torch_ops.choice import choose
 from tensorir_ladder.torch_ops.driver import Driver
 from tensorir_ladder.torch_ops.errors import (
     FirstCallInCapture,
@@ -68,8 +59,11 @@ from tensorir_ladder.torch_ops.errors import (
 from tensorir_ladder.torch_ops.few_rows import Streamed
 from tensorir_ladder.torch_ops.launcher import CompiledKernel
 from tensorir_ladder.torch_ops.operands import Form, arrange
+from tensorir_ladder.torch_ops.problem import Choice, Conditions, Setting
 from tensorir_ladder.torch_ops.shifted import Shifting
 from tensorir_ladder.torch_ops.short_reductions import MOST_STEPS, Unaligned, fastest_tile
+from tensorir_ladder.torch_ops.step_kernels import KERNELS, PERSISTENT
+from tensorir_ladder.torch_ops.tuned_here import tuned
 
 TARGET = machine_for("sm_90a").target()
 
@@ -106,12 +100,9 @@ def test_every_tuned_choice_was_faster_in_the_same_rounds_than_its_step_s_succes
 
 
 def test_every_choice_fits_and_every_step_is_a_kernel() -> None:
-    for choice in choices():
-        assert choice.tile.violations(TARGET, 2, choice.stages) == []
-    for number, kernel in enumerate((*KERNELS.values(), *MENU[1:-1])):
-        wide = next(each for each in kernel.tiles if str(each.tile) == "64x128x64/1x1")
+    for number, kernel in enumerate((*KERNELS.values(), *PERSISTENT.values())):
         problem = Matmul(256, 512, 512, "float16", ("nn", "nt")[number % 2])
-        assert Choice(kernel, wide.tile, wide.stages).build(problem, Setting(H200)).params
+        assert Choice(kernel, kernel.family.parse("64x128x64/1x1"), 6).build(problem, Setting(H200)).params
 
 
 def test_rows_across_cache_lines_make_clusters() -> None:
@@ -190,23 +181,13 @@ PLANS: dict[Any, LaunchPlan] = {}  # of kernels for the stand-in's GPU, each low
 def _use(
     library: Library, monkeypatch: pytest.MonkeyPatch, choosing: Callable[..., Choice | Streamed] = _simple
 ) -> None:
-    def chosen(
-        problem: Matmul,
-        machine: Machine,
-        batch: int,
-        any_rows: bool,
-        dense: bool,
-        narrows: bool,
-        rows: tuple[int, int],
-        lain: Lain | None,
-        gaps: bool,
-        exact: bool,
-    ) -> Choice | Streamed | Unaligned:
-        if choosing is _simple and lain and lain.problem.k <= MOST_STEPS:
-            return Unaligned(fastest_tile(lain.problem, 132)[0])
-        if choosing is _simple and (batch, any_rows) == (1, False):
+    def chosen(problem: Matmul, machine: Machine, conditions: Conditions) -> Choice | Streamed | Unaligned:
+        unpadded = conditions.unpadded
+        if choosing is _simple and unpadded and unpadded.problem.k <= MOST_STEPS:
+            return Unaligned(fastest_tile(unpadded.problem, 132)[0])
+        if choosing is _simple and not conditions.flexible:
             return _simple(problem, machine)
-        return choose(problem, machine, batch, any_rows, dense, narrows, rows, lain, gaps, exact)
+        return choose(problem, machine, conditions)
 
     def lowered(choice: Choice | Streamed, problem: Matmul, setting: Setting, _compiler: Any) -> CompiledKernel:
         key = (str(choice), problem, replace(setting, machine=None))
@@ -273,7 +254,7 @@ def test_the_chosen_kernel_gets_its_workspaces(
 ) -> None:
     """A last wave that is cut: each stream's launches have the same flags, those of a capture others."""
     _use(library, monkeypatch, choose)
-    only_kernels_of(monkeypatch, "menu")
+    only_kernels_of(monkeypatch, "others")
     a, b = operand(0, (512, 8192)), operand(1, (8192, 64), "transposed")
     for stream, capturing in ((0, False), (0, False), (5, False), (5, True), (5, True), (0, False)):
         torch.cuda.stream, torch.cuda.capturing = stream, capturing
@@ -351,7 +332,7 @@ def test_few_rows_are_streamed_where_matrices_have_no_gaps(
 ) -> None:
     """A kernel without tensor maps; with gaps in an operand or the output one that has them, and nothing is copied."""
     _use(library, monkeypatch, choose)
-    only_kernels_of(monkeypatch, "menu")
+    only_kernels_of(monkeypatch, "others")
     m, n, k = 2, 1024, 2048
     a, b = operand(0, (m, k)), operand(1, (k, n), b_lies)
     apart = Tensor.empty((m, n + 8), "float16")[:, :n]
@@ -370,13 +351,15 @@ def test_few_rows_are_streamed_where_matrices_have_no_gaps(
 
 
 def test_any_number_of_rows_has_few_tiles() -> None:
-    tiles = {choose(Matmul(m, 4096, 4096, "float16"), H200, 1, True).tile for m in range(1, 10000, 97)}
+    tiles = {
+        choose(Matmul(m, 4096, 4096, "float16"), H200, Conditions(any_rows=True)).tile for m in range(1, 10000, 97)
+    }
     assert 1 < len(tiles) <= 4
 
 
 def test_a_batch_takes_the_tile_that_fills_the_gpu() -> None:
     problem = Matmul(256, 256, 1024, "float16")
-    one, many = (choose(problem, H200, batch) for batch in (2, 64))
+    one, many = (choose(problem, H200, Conditions(batch)) for batch in (2, 64))
     assert (one.kernel.step, many.kernel.step) == (12, 12)
     assert one.tile.block_m * one.tile.block_n < many.tile.block_m * many.tile.block_n
 
@@ -465,7 +448,7 @@ def test_small_results_are_stored_to_rows_of_any_length(
 ) -> None:
     """By a kernel that stores elements: also where an output begins anywhere, not where its rows have gaps."""
     _use(library, monkeypatch, choose)
-    only_kernels_of(monkeypatch, "tiles")
+    only_kernels_of(monkeypatch, "tile")
     m, n, k = shape
     a, b, bias = operand(0, (m, k)), operand(1, (k, n)), Tensor.integers(2, (n,), "float32")
     apart = Tensor.empty((m, n + 24 - n % 8), out_dtype)[:, :n]

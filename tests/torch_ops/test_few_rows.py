@@ -17,8 +17,9 @@ from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue
 from tensorir_ladder.relax.rules import NotTaken
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.torch_ops.choice import Setting, choose
+from tensorir_ladder.torch_ops.choice import choose
 from tensorir_ladder.torch_ops.few_rows import Streamed, streams
+from tensorir_ladder.torch_ops.problem import Conditions, Setting
 
 SLOW = pytest.mark.emulator
 FAST = pytest.mark.skipif(find_host_compiler() is None, reason="no C++ compiler, which the emulator needs")
@@ -79,12 +80,12 @@ def test_results_are_those_of_float64(problem: Matmul, finish: Epilogue) -> None
 
 
 def test_only_dense_operands_of_few_rows_or_columns_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    only_kernels_of(monkeypatch, "menu")
+    only_kernels_of(monkeypatch, "others")
     few, many = Matmul(2, 4096, 4096, "float16", "nt"), Matmul(9, 4096, 4096, "float16", "nt")
-    assert choose(few, H200, dense=True) == Streamed()
-    assert choose(Matmul(4096, 2, 4096, "float16", "nt"), H200, dense=True) == Streamed()
+    assert choose(few, H200, Conditions(dense=True)) == Streamed()
+    assert choose(Matmul(4096, 2, 4096, "float16", "nt"), H200, Conditions(dense=True)) == Streamed()
     for problem, dense, batch in ((few, False, 1), (many, True, 1), (few, True, 2)):
-        assert choose(problem, H200, batch, dense=dense) != Streamed()
+        assert choose(problem, H200, Conditions(batch, dense=dense)) != Streamed()
     assert [streams(problem) for problem in (few, many)] == [True, False]
 
 

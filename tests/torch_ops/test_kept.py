@@ -22,9 +22,10 @@ from tensorir_ladder.kernels.fused_epilogue import Epilogue
 from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops import kept
-from tensorir_ladder.torch_ops.choice import KERNELS, Choice, Setting
 from tensorir_ladder.torch_ops.kept import build_kernel
 from tensorir_ladder.torch_ops.launcher import TIR_PIPELINE, CompiledKernel
+from tensorir_ladder.torch_ops.problem import Choice, Setting
+from tensorir_ladder.torch_ops.step_kernels import KERNELS
 
 MAP = TensorMap("A", "float16", (64, 32), (128,), (64, 32), swizzle=3)
 PARAMETERS = (MAP, PlainBuffer("flags", "int32", (7,)), RowCount(), Real(0.1, "float32"), 3)

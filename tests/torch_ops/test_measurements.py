@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tensorir_ladder.torch_ops import choice, rates
+from tensorir_ladder.torch_ops import rates, tuned_here
 from tensorir_ladder.torch_ops.errors import DamagedFile
 
 GPU = "NVIDIA Other"
@@ -45,11 +45,11 @@ def test_rates_that_are_missing_are_named(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_tuned_choice_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "nvidia-other.json").write_text(json.dumps([LINE]))
-    monkeypatch.setattr(choice, "TUNED", tmp_path)
-    ((key, found),) = choice.tuned.__wrapped__(GPU).items()
+    monkeypatch.setattr(tuned_here, "TUNED", tmp_path)
+    ((key, found),) = tuned_here.tuned.__wrapped__(GPU).items()
     assert key == (8, 8, 8, "float16", "nn")
     assert str(found) == "step 12, 64x128x64/1x1, 8 stages"
-    assert choice.tuned.__wrapped__("../x/NVIDIA Other") == {}
+    assert tuned_here.tuned.__wrapped__("../x/NVIDIA Other") == {}
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,6 @@ def test_a_tuned_choice_that_is_none_is_named(
     change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "nvidia-other.json").write_text(json.dumps([LINE | change]))
-    monkeypatch.setattr(choice, "TUNED", tmp_path)
+    monkeypatch.setattr(tuned_here, "TUNED", tmp_path)
     with pytest.raises(DamagedFile, match=r"nvidia-other\.json is damaged"):
-        choice.tuned.__wrapped__(GPU)
+        tuned_here.tuned.__wrapped__(GPU)

@@ -16,9 +16,10 @@ from tensorir_ladder.kernels.tiles import ClusterTile
 from tensorir_ladder.schedules.errors import IllegalTile
 from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
 from tensorir_ladder.torch_ops.call import choose_for
-from tensorir_ladder.torch_ops.choice import Choice, Lain, Setting, choose
+from tensorir_ladder.torch_ops.choice import choose
 from tensorir_ladder.torch_ops.copies import Copying
 from tensorir_ladder.torch_ops.operands import Form, Operands, arrange
+from tensorir_ladder.torch_ops.problem import Choice, Conditions, Setting, UnpaddedOperands
 from tensorir_ladder.torch_ops.shifted import Shifting, fastest_shifting, shifts_rows
 
 H200 = hopper(name="NVIDIA H200")
@@ -72,11 +73,16 @@ def test_any_number_of_rows_is_not_looked_at() -> None:
     assert isinstance(choice, Choice)
 
 
+def choose_unpadded(operands: Operands, more_us: float) -> Choice | Shifting:
+    """Choose where copies take so many microseconds."""
+    unpadded = UnpaddedOperands(operands.exact, more_us, operands.unreadable)
+    return choose(operands.problem, H200, Conditions(narrows=True, rows=operands.steps, unpadded=unpadded))
+
+
 def test_copies_decide() -> None:
     """Unless they take too long, a kernel that reads copies is chosen."""
     operands = operands_of(*WIDE)
-    lain = [Lain(operands.exact, us, operands.unreadable) for us in (-1e6, 1e6)]
-    chosen = [choose(operands.problem, H200, narrows=True, rows=operands.steps, lain=each) for each in lain]
+    chosen = [choose_unpadded(operands, us) for us in (-1e6, 1e6)]
     assert isinstance(chosen[0], Choice)
     assert chosen[1] == fastest_shifting(operands.exact, "B", 132)[0]
 
@@ -94,8 +100,7 @@ def test_copies_decide() -> None:
 def test_rows_with_gaps_that_tma_steps_over_are_neither_shifted_nor_copied(operands: Operands, shifted: str) -> None:
     """Whatever their own length is."""
     assert operands.unreadable == shifted
-    lain = Lain(operands.exact, 1e6, operands.unreadable)
-    chosen = choose(operands.problem, H200, narrows=True, rows=operands.steps, lain=lain)
+    chosen = choose_unpadded(operands, 1e6)
     assert isinstance(chosen, Shifting)
     assert chosen.shifts == shifted
     assert not chosen.copies(operands)

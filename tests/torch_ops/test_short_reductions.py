@@ -12,8 +12,9 @@ from tensorir_ladder.kernels.codegen.launch_plan import MatrixRows
 from tensorir_ladder.kernels.unaligned import AT_ONCE, MOST_THREADS, Sharing, shared_bytes
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct
 from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
-from tensorir_ladder.torch_ops.choice import Choice, Lain, choose
+from tensorir_ladder.torch_ops.choice import choose
 from tensorir_ladder.torch_ops.operands import Form, Operands, arrange
+from tensorir_ladder.torch_ops.problem import Choice, Conditions, UnpaddedOperands
 from tensorir_ladder.torch_ops.short_reductions import (
     MOST_STEPS,
     Unaligned,
@@ -81,8 +82,8 @@ def test_a_copy_counts_beside_the_product() -> None:
     assert taken == sorted(taken, reverse=True)
     assert taken[0] > taken[1] > taken[2] > taken[3] == 0
     chosen = [
-        choose(operands.problem, H200, narrows=True, rows=operands.steps, lain=Lain(operands.exact, us))
-        for us in (-1e6, 1e6)
+        choose(operands.problem, H200, Conditions(narrows=True, rows=operands.steps, unpadded=each))
+        for each in (UnpaddedOperands(operands.exact, us) for us in (-1e6, 1e6))
     ]
     assert isinstance(chosen[0], Choice)
     assert chosen[1] == Unaligned(fastest_tile(operands.exact, 132)[0])

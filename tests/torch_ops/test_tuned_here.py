@@ -10,15 +10,17 @@ import pytest
 import tvm
 
 from support.cases import hopper
+from tensorir_ladder.kernels.tiles import RoleTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops import tuned_here as module
-from tensorir_ladder.torch_ops.choice import KERNELS, Choice, choose
+from tensorir_ladder.torch_ops.choice import choose
+from tensorir_ladder.torch_ops.problem import Choice, Conditions
+from tensorir_ladder.torch_ops.step_kernels import KERNELS
 from tensorir_ladder.torch_ops.tuned_here import FILE, FOLDER, Found, keep, kernel_digest, tuned_here
 
 PROBLEM = Matmul(512, 768, 1024, "float16")
 H200 = hopper(name="NVIDIA H200")
-OTHER = KERNELS[12].tiles[2]
-WON = Choice(KERNELS[12], OTHER.tile, OTHER.stages)
+WON = Choice(KERNELS[12], RoleTile.parse("64x128x64/1x1"), 8)
 
 
 @pytest.fixture
@@ -41,16 +43,15 @@ def found(choice: Choice = WON, **change: object) -> Found:
 
 
 def test_what_was_tuned_is_taken_for_its_product_alone(folder: Path) -> None:
-    usual = choose(PROBLEM, H200, batch=2)
+    usual = choose(PROBLEM, H200, Conditions(batch=2))
     keep(folder, found())
     assert choose(PROBLEM, H200) == WON
     assert choose(Matmul(512, 768, 1024, "bfloat16"), H200) != WON
-    assert choose(PROBLEM, H200, batch=2) == usual
+    assert choose(PROBLEM, H200, Conditions(batch=2)) == usual
 
 
 def test_of_several_steps_the_fastest_beside_cublas_is_taken_and_of_one_the_newest(folder: Path) -> None:
-    last = KERNELS[13].tiles[0]
-    slower = Choice(KERNELS[13], last.tile, last.stages)
+    slower = Choice(KERNELS[13], RoleTile.parse("128x256x64/2x1"), 4)
     keep(folder, found(slower, ratio_to_cublas=1.2))
     keep(folder, found())
     keep(folder, found(slower, ratio_to_cublas=1.01))

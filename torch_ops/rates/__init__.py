@@ -6,6 +6,7 @@ This reads what the cost model takes; :mod:`harness.models.rate_files` reads all
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -13,6 +14,7 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from tensorir_ladder.schedules.cost import CostRates
+from tensorir_ladder.schedules.trees import Trees
 from tensorir_ladder.torch_ops.errors import DamagedFile
 
 FOLDER = Path(__file__).parent
@@ -43,6 +45,30 @@ def cost_rates(gpu: str | None = None) -> CostRates:
     if missing := [field.name for field in fields(CostRates) if field.name not in known]:
         raise DamagedFile(f"{FOLDER} has no file of the {MODELLED} with {', '.join(missing)}; {REMEDY}")
     return CostRates(**{field.name: known[field.name].medians[0] for field in fields(CostRates)})
+
+
+class ScheduleTrees(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Trees that correct the model of schedules on a GPU (:mod:`schedules.left_over`), by families of tiles."""
+
+    gpu: str
+    origin: str
+    warps: Trees
+    warpgroups: Trees
+
+
+@functools.cache
+def schedule_corrections(gpu: str) -> tuple[Trees, Trees]:
+    """Return the trees of a GPU's schedules, or those of ``MODELLED`` where it has none: of warps, of warpgroups."""
+    path = schedules_path(gpu)
+    if gpu != MODELLED and not path.exists():
+        return schedule_corrections(MODELLED)
+    trees = read(path, ScheduleTrees)
+    return trees.warps, trees.warpgroups
+
+
+def schedules_path(gpu: str) -> Path:
+    """Return where the trees of a GPU's schedules lie."""
+    return FOLDER.parent / "costs" / f"{re.sub(r'[^a-z0-9]+', '-', gpu.lower())}-schedules.json"
 
 
 def read(path: Path, kind: type[Kind]) -> Kind:
