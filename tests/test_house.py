@@ -68,18 +68,64 @@ def test_what_only_tests_and_development_need_is_imported_by_neither_library_nor
             assert not only_there & {name.partition(".")[0] for name in names}, path
 
 
+def module_name(path: Path) -> str:
+    return ".".join(("tensorir_ladder", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
+
+
+FILES = {module_name(path): path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
+
+
+def imported(name: str) -> set[str]:
+    """The modules of ours that a file imports: at its top, inside functions, and for types alone."""
+    tree = ast.parse(FILES[name].read_text(encoding="utf-8"))
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{name}: relative imports are not read here"
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                found |= {whole if whole in FILES else str(node.module)}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return {module for module in found if module.partition(".")[0] == "tensorir_ladder"} - {name}
+
+
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    files = {
-        ".".join(("tensorir_ladder", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
-        for folder in FOLDERS
-        for path in (ROOT / folder).rglob("*.py")
-    }
-    imports: dict[str, set[str]] = {}
-    for name, path in files.items():
-        found = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ImportFrom)]
-        named = {(node.module, f"{node.module}.{alias.name}") for node in found for alias in node.names}
-        imports[name] = {whole if whole in files else module for module, whole in named} & set(files)
-    list(TopologicalSorter(imports).static_order())  # CycleError names the modules of one
+    graph = {name: imported(name) & set(FILES) for name in FILES}
+    list(TopologicalSorter(graph).static_order())  # CycleError names the modules of one
+
+
+# What each room may import, besides itself. Steps are programs, too: the last lines of each call the command line.
+MAY_IMPORT = {
+    "schedules": set(),
+    "kernels": {"schedules"},
+    "relax.rules": {"schedules"},
+    "relax": {"schedules", "kernels"},
+    "emulator": {"kernels"},
+    "torch_ops": {"schedules", "kernels", "relax.rules"},
+    "steps": {"schedules", "kernels", "harness.cli"},
+    "harness": {"schedules", "kernels", "relax", "emulator", "torch_ops", "steps"},
+    "lab": {"schedules", "kernels", "relax", "emulator", "torch_ops", "steps", "harness"},
+    "reports": {"schedules", "kernels", "steps", "harness"},
+}
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_rooms_import_those_below_them(room: str) -> None:
+    """The package's own root gives names of any room: nothing inside takes one from there."""
+    own = [name for name in FILES if f"{name}.".startswith(f"tensorir_ladder.{room}.")]
+    own = [name for name in own if room != "relax" or not name.startswith("tensorir_ladder.relax.rules")]
+    assert own
+    allowed = tuple(f"tensorir_ladder.{below}." for below in (room, *MAY_IMPORT[room]))
+    above = [f"{name} imports {module}" for name in own for module in imported(name)]
+    assert not [line for line in above if not f"{line.rpartition(' ')[2]}.".startswith(allowed)]
+
+
+def test_what_is_installed_is_every_room_but_the_laboratory() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    listed = set(re.findall(r'^    "tensorir_ladder\.([\w.]+)",$', text, re.M))
+    folders = {".".join(path.parent.relative_to(ROOT).parts) for f in FOLDERS for path in (ROOT / f).rglob("*.py")}
+    assert listed == {folder for folder in folders if folder.partition(".")[0] != "lab"}
 
 
 # What runs code out of what it reads: nothing that lies on a disk is trusted so far.

@@ -3,7 +3,7 @@
 A call goes through these files, one after the other. Those in brackets take part only when tensors of some sizes,
 strides and dtypes come for the first time:
 
-- :mod:`.call`: :func:`matmul` and :func:`describe`; looks up the product of tensors of such forms.
+- :mod:`.call`: :func:`matmul` and :func:`describe`; looks up the product that :mod:`.prepared` keeps for such forms.
 - (:mod:`.operands`: checks how tensors lie in memory, and finds what must be copied so that TMA can read it.)
 - (:mod:`.choice`: chooses a kernel, by what was measured for the shape or by the estimates of :mod:`.menu`, whose
   kernels :mod:`.step_kernels` names; :mod:`.short_reductions` and :mod:`.shifted` have two that are not of the menu.)

@@ -6,51 +6,12 @@ then the launch on their addresses. Torch is imported when it is called.
 
 from __future__ import annotations
 
-import functools
-import math
-import numbers
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tvm.target import Target
-
-from tensorir_ladder.kernels.codegen.launch_plan import MatrixRows
-from tensorir_ladder.kernels.codegen.toolchain import require_compiler
-from tensorir_ladder.kernels.epilogue import can_store_by_tma
-from tensorir_ladder.kernels.fused_epilogue import Epilogue
-from tensorir_ladder.kernels.tiles import ROLE_CHOICES, HopperTile
-from tensorir_ladder.schedules.cost import Machine
-from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
-from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.torch_ops.choice import AnyChoice, choose, of_any_rows
-from tensorir_ladder.torch_ops.copies import Copying
-from tensorir_ladder.torch_ops.driver import cuda_driver
-from tensorir_ladder.torch_ops.errors import FirstCallInCapture, NoTorch, UnsupportedGpu, WrongDevice, WrongDtype
-from tensorir_ladder.torch_ops.few_rows import Streamed
-from tensorir_ladder.torch_ops.kept import Chosen, build_kernel
-from tensorir_ladder.torch_ops.launcher import LoadedKernel, load_kernel
-from tensorir_ladder.torch_ops.operands import Form, Operands, arrange, check_bias, is_dense, output_rows
-from tensorir_ladder.torch_ops.problem import Conditions, Setting, UnpaddedOperands
-from tensorir_ladder.torch_ops.product import Product
-from tensorir_ladder.torch_ops.rates import cost_rates
-from tensorir_ladder.torch_ops.shifted import Shifting, shifts_rows
-from tensorir_ladder.torch_ops.short_reductions import Unaligned, more_microseconds, reads_as_they_lie
+from tensorir_ladder.torch_ops.prepared import check_factor, check_tensors, import_torch, prepared, prepared_for
 
 if TYPE_CHECKING:
     import torch
-
-Key = tuple[Any, ...]  # a tensor's sizes, strides, dtype and GPU
-
-CACHED_PRODUCTS = 4096  # forms of operands whose checks are kept; their kernels are kept for good
-HOPPER = (9, 0)
-# Numbers of CUdevice_attribute: compute capability, multiprocessors, and a target's limits by their names.
-CAPABILITY, MULTIPROCESSORS = (75, 76), 16
-LIMITS = {
-    "max_threads_per_block": 1,
-    "thread_warp_size": 10,
-    "registers_per_block": 12,
-    "max_shared_memory_per_block": 97,
-}
 
 
 def matmul(
@@ -107,7 +68,7 @@ def matmul(
         added = bias if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.get_device())
         learned = a.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)
     except AttributeError:
-        _check_tensors(a=a, b=b, out=out, bias=bias)
+        check_tensors(a=a, b=b, out=out, bias=bias)
         raise
     import torch
 
@@ -119,7 +80,7 @@ def matmul(
         or not (type(a).__torch_dispatch__ is type(b).__torch_dispatch__ is torch.Tensor.__torch_dispatch__)
     ):
         return _by_operator(a, b, out, bias, activation, alpha, out_dtype, any_m, learned)
-    return _product(left, right, result, out_dtype, added, activation, alpha, any_m)(a, b, out, bias)
+    return prepared(left, right, result, out_dtype, added, activation, alpha, any_m)(a, b, out, bias)
 
 
 def describe(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None, any_m: bool = False) -> str:
@@ -127,22 +88,8 @@ def describe(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = Non
 
     Builds and loads the kernel where that has not been done; raises what :func:`matmul` raises.
     """
-    _check_tensors(a=a, b=b, out=out)
-    return _product_of(a, b, out, None, None, 1.0, None, any_m).description
-
-
-def multiply(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    out: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    activation: str | None,
-    alpha: float,
-    out_dtype: torch.dtype | None,
-    any_m: bool,
-) -> torch.Tensor:
-    """Do the work of :func:`matmul` and nothing else: what torch's operator runs, which recorded and traced before."""
-    return _product_of(a, b, out, bias, activation, alpha, out_dtype, any_m)(a, b, out, bias)
+    check_tensors(a=a, b=b, out=out)
+    return prepared_for(a, b, out, None, None, 1.0, None, any_m).description
 
 
 def _by_operator(
@@ -160,9 +107,9 @@ def _by_operator(
 
     Raises RuntimeError for derivatives that it does not have.
     """
-    torch = _torch()
-    _check_tensors(a=a, b=b, out=out, bias=bias)
-    _check_factor(alpha)
+    torch = import_torch()
+    check_tensors(a=a, b=b, out=out, bias=bias)
+    check_factor(alpha)
     if learned and out is not None and torch.is_grad_enabled():
         raise RuntimeError(
             "matmul with out records no gradients, and an operand requires them; call it without out, or under "
@@ -179,155 +126,3 @@ def _by_operator(
         return custom_op.matmul(a, b, bias, activation, alpha, out_dtype, any_m)
     custom_op.matmul_out(a, b, out, bias, activation, alpha, out_dtype, any_m)
     return out
-
-
-def _product_of(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    out: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    activation: str | None,
-    alpha: float,
-    out_dtype: torch.dtype | None,
-    any_m: bool,
-) -> Product:
-    left, right, result, added = (
-        None if each is None else (each.shape, each.stride(), each.dtype, each.get_device())
-        for each in (a, b, out, bias)
-    )
-    return _product(left, right, result, out_dtype, added, activation, alpha, any_m)
-
-
-@functools.lru_cache(CACHED_PRODUCTS)
-def _product(
-    a: Key,
-    b: Key,
-    out: Key | None,
-    out_dtype: torch.dtype | None,
-    bias: Key | None,
-    activation: str | None,
-    alpha: float,
-    any_m: bool,
-) -> Product:
-    """Make the product of tensors of such forms, ready to run: all but their addresses is checked here.
-
-    Each call checks these, and that the GPU is the current one.
-    """
-    given = {name: key for name, key in (("a", a), ("b", b), ("out", out), ("bias", bias)) if key}
-    device = _device_of(given)
-    dtype = out_dtype or (out or a)[2]
-    if out and out[2] != dtype:
-        raise WrongDtype("out has another dtype than out_dtype", value=out[2], limit=dtype, remedy="give one of both")
-    forms = {name: Form(name, tuple(key[0]), tuple(key[1]), _name(key[2])) for name, key in given.items()}
-    operands = arrange(forms["a"], forms["b"], _name(dtype))
-    _, *inner = operands.shape
-    dense = tuple(math.prod(inner[place:]) for place in range(len(operands.shape)))
-    result = output_rows(forms.get("out") or Form("out", operands.shape, dense, _name(dtype)), operands)
-    _check_factor(alpha)
-    if bias:
-        check_bias(forms["bias"], operands)
-    finish = Epilogue(float(alpha), forms["bias"].dtype if bias else "", activation or "")
-    machine = gpu_machine(device)
-    choice, problem, setting = choose_for(operands, finish, any_m, machine, result)
-    kernel = _loaded(choice, problem, setting, device)
-    free = choice.at_any_element(problem) if isinstance(choice, Unaligned | Shifting) else ""
-    copying = functools.partial(_loaded, Copying(), None, Setting(machine), device)
-    return Product(kernel, operands, result, dtype, copying, free)
-
-
-def choose_for(
-    operands: Operands, finish: Epilogue, any_m: bool, machine: Machine, out: MatrixRows | None = None
-) -> tuple[AnyChoice, Matmul, Setting]:
-    """Choose a kernel for operands, and say for which product and in which setting it is made.
-
-    ``out``: how its output lies; contiguous where that is not said.
-    """
-    problem, batch = operands.problem, operands.batch or 1
-    unpadded, result = None, out or operands.contiguous
-    if not any_m and (reads_as_they_lie(operands, result) or shifts_rows(operands, result)):
-        unpadded = UnpaddedOperands(operands.exact, more_microseconds(operands), operands.unreadable)
-    # What is refused of many rows is refused of few: results that do not leave by TMA.
-    dense = operands.are_dense(out) and (not any_m or can_store_by_tma(problem, ROLE_CHOICES[0].tile))
-    narrows = operands.narrows(out) and not any_m
-    gaps = out is not None and not is_dense(out, dtype_bytes(problem.out_dtype))
-    choice = choose(problem, machine, Conditions(batch, any_m, dense, narrows, gaps, operands.steps, unpadded))
-    if isinstance(choice, Unaligned | Shifting):
-        return choice, operands.exact, Setting(machine, finish=finish)
-    if isinstance(choice, Streamed):
-        return choice, problem, Setting(machine, finish=finish)
-    columns = operands.columns if choice.kernel.narrowing and narrows else 0
-    setting = Setting(machine, operands.straddles, finish, batch, any_m, columns)
-    return choice, of_any_rows(problem, choice.tile) if any_m else problem, setting
-
-
-@functools.cache
-def _loaded(choice: Chosen, problem: Matmul | None, setting: Setting, device: int) -> LoadedKernel:
-    """Load a choice's kernel for a problem, or one for all."""
-    if _torch().cuda.is_current_stream_capturing():
-        first = "copy of rows"
-        if problem is not None:
-            first = f"product {problem.shape} of {problem.dtype} (layout {problem.layout})"
-        raise FirstCallInCapture(
-            f"the first {first} loads a kernel, which cannot be captured in a CUDA graph; call it once before"
-        )
-    compiled = build_kernel(choice, problem, setting, require_compiler())
-    return load_kernel(compiled, cuda_driver(), device, str(choice))
-
-
-@functools.cache
-def gpu_machine(device: int) -> Machine:
-    """Ask the driver for a GPU's limits, multiprocessors and name; UnsupportedGpu for any but an sm_90."""
-    driver = cuda_driver()
-    capability = tuple(driver.attribute(device, number) for number in CAPABILITY)
-    if capability != HOPPER:
-        raise UnsupportedGpu(
-            "the kernels are made of Hopper's instructions, which this GPU lacks",
-            value=f"sm_{capability[0]}{capability[1]}",
-            limit="sm_90",
-            remedy="call torch.matmul",
-        )
-    limits = {name: driver.attribute(device, number) for name, number in LIMITS.items()}
-    target = Target({"kind": "cuda", "arch": HopperTile.ARCH, **limits})
-    name = driver.name(device)
-    return Machine(target, driver.attribute(device, MULTIPROCESSORS), cost_rates(name), name=name)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _torch() -> ModuleType:
-    """Import torch; raises NoTorch."""
-    try:
-        import torch
-    except ImportError as error:
-        what = "the product is one of torch's tensors, and torch is not installed"
-        raise NoTorch(f"{what}; .venv/bin/python -m pip install -e '.[gpu]'") from error
-    return torch
-
-
-def _check_tensors(**given: object) -> None:
-    """Raise TypeError for the first argument that is no tensor; one that is None was not given."""
-    torch = _torch()
-    for name, tensor in given.items():
-        if not isinstance(tensor, torch.Tensor) and (tensor is not None or name in ("a", "b")):
-            raise TypeError(f"{name} is a {type(tensor).__name__}; give a torch tensor")
-
-
-def _check_factor(alpha: object) -> None:
-    """Raise TypeError for what is no number."""
-    if not isinstance(alpha, numbers.Real):
-        raise TypeError(f"alpha is a {type(alpha).__name__}; give a number, which is written into the kernel")
-
-
-def _device_of(given: dict[str, Key]) -> int:
-    """Return the current GPU's number, on which all tensors are; raises WrongDevice, UnsupportedGpu."""
-    torch = _torch()
-    for name, (_, _, _, device) in given.items():
-        if device < 0:
-            if not torch.cuda.is_available():
-                raise UnsupportedGpu("there is no GPU that torch sees", remedy="run where there is an sm_90")
-            raise WrongDevice(f"{name} is not on a GPU", value="cpu", limit="cuda", remedy="call .cuda() on it")
-        if device != (current := torch._C._cuda_getDevice()):
-            raise WrongDevice.of_another_gpu(name, device, current)
-    return device

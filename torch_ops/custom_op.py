@@ -19,8 +19,8 @@ from torch import Tensor
 
 from tensorir_ladder.kernels.fused_epilogue import Epilogue
 from tensorir_ladder.schedules.isa import TMA_STRIDE_BYTES
-from tensorir_ladder.torch_ops.call import multiply
 from tensorir_ladder.torch_ops.errors import WrongDtype, WrongShape
+from tensorir_ladder.torch_ops.prepared import multiply
 
 NAMESPACE = "tensorir_ladder"
 # Their arguments have no defaults: torch would leave out, before backward sees them, those that are the default.

@@ -25,11 +25,11 @@ from tensorir_ladder.kernels.fused_epilogue import PLAIN
 from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.isa import PTX_TYPES
 from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
-from tensorir_ladder.torch_ops.call import choose_for, gpu_machine
 from tensorir_ladder.torch_ops.choice import AnyChoice
 from tensorir_ladder.torch_ops.copies import Copying
 from tensorir_ladder.torch_ops.kept import KERNELS, Chosen, are_kept, build_kernels
 from tensorir_ladder.torch_ops.operands import Form, Operands, arrange
+from tensorir_ladder.torch_ops.prepared import choose_for, gpu_machine
 from tensorir_ladder.torch_ops.problem import Setting
 from tensorir_ladder.torch_ops.shifted import Shifting
 from tensorir_ladder.torch_ops.short_reductions import Unaligned

@@ -18,7 +18,7 @@ from tensorir_ladder.harness.commands.options import UsageError
 from tensorir_ladder.harness.workers import Lost
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.torch_ops import call, kept
+from tensorir_ladder.torch_ops import call, kept, prepared
 from tensorir_ladder.torch_ops.driver import Driver
 
 Command = Callable[..., Outcome]
@@ -147,19 +147,19 @@ def test_the_call_asks_for_the_kernel_that_is_built_ahead(
     """By the same recipe, on the GPU that its driver describes."""
     monkeypatch.setitem(sys.modules, "torch", torch_stand_in())
     found, asked = Driver(Library()), []
-    monkeypatch.setattr(call, "cuda_driver", lambda: found)
-    monkeypatch.setattr(call, "require_compiler", lambda: SimpleNamespace(version="13.0"))
+    monkeypatch.setattr(prepared, "cuda_driver", lambda: found)
+    monkeypatch.setattr(prepared, "require_compiler", lambda: SimpleNamespace(version="13.0"))
 
     def note(*made_for: Any) -> None:
         asked.append(recipe(*made_for))
         raise LookupError
 
-    monkeypatch.setattr(call, "build_kernel", note)
-    for cache in (call._product, call._loaded, call.gpu_machine):
+    monkeypatch.setattr(prepared, "build_kernel", note)
+    for cache in (prepared.prepared, prepared._loaded, prepared.gpu_machine):
         cache.cache_clear()
     with pytest.raises(LookupError):
         call.matmul(Tensor.empty((problem.m, problem.k), problem.dtype), b)
-    call.gpu_machine.cache_clear()
+    prepared.gpu_machine.cache_clear()
     ahead = ToBuild(problem, "NVIDIA H200", 132).made_for
     assert asked == [recipe(*ahead, SimpleNamespace(version="13.0"))]
     odd = problem.k == 319

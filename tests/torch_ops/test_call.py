@@ -39,9 +39,9 @@ from tensorir_ladder.schedules import cost
 from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.errors import IllegalTile, IllegalWorkload
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.torch_ops import call as api
 from tensorir_ladder.torch_ops import choice as choice_module
 from tensorir_ladder.torch_ops import describe, kept, matmul
+from tensorir_ladder.torch_ops import prepared as api
 from tensorir_ladder.torch_ops.choice import choose
 from tensorir_ladder.torch_ops.driver import Driver
 from tensorir_ladder.torch_ops.errors import (
@@ -166,7 +166,7 @@ def library(torch: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 def _forget() -> None:
-    for cache in (api._product, api._loaded, api.gpu_machine):
+    for cache in (api.prepared, api._loaded, api.gpu_machine):
         cache.cache_clear()
 
 

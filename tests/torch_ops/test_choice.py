@@ -24,11 +24,11 @@ from tensorir_ladder.kernels.stream_k import plan_for
 from tensorir_ladder.kernels.tiles import most_stages
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops import menu as menu_files
-from tensorir_ladder.torch_ops.call import choose_for
 from tensorir_ladder.torch_ops.choice import choose
 from tensorir_ladder.torch_ops.errors import DamagedFile
 from tensorir_ladder.torch_ops.menu import Fastest, Kernels, Menu, Sizes, microseconds, read_menu
 from tensorir_ladder.torch_ops.operands import Form, arrange, output_rows
+from tensorir_ladder.torch_ops.prepared import choose_for
 from tensorir_ladder.torch_ops.problem import Choice, Conditions
 from tensorir_ladder.torch_ops.step_kernels import (
     EXCHANGED,

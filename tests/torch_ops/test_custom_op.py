@@ -14,8 +14,8 @@ import pytest
 
 from tensorir_ladder.schedules.errors import IllegalWorkload
 from tensorir_ladder.torch_ops import matmul
-from tensorir_ladder.torch_ops.call import HOPPER
 from tensorir_ladder.torch_ops.errors import UnsupportedGpu, WrongDtype, WrongShape
+from tensorir_ladder.torch_ops.prepared import HOPPER
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 ACTIVATIONS = (None, "relu", "gelu", "silu")

@@ -36,8 +36,8 @@ from tensorir_ladder.kernels.persistent import persistent
 from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
 from tensorir_ladder.kernels.tma_ring import tma_ring
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.torch_ops import call as api
 from tensorir_ladder.torch_ops import driver, launcher
+from tensorir_ladder.torch_ops import prepared as api
 from tensorir_ladder.torch_ops.driver import Driver, DriverError, LaunchAttribute, LaunchConfig, NoDriver, launch_config
 from tensorir_ladder.torch_ops.launcher import CAPTURED_ROOMS, CompiledKernel, Launcher, Workspaces, load_kernel
 

@@ -15,10 +15,10 @@ from tensorir_ladder.kernels.shifting import room_for
 from tensorir_ladder.kernels.tiles import ClusterTile
 from tensorir_ladder.schedules.errors import IllegalTile
 from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
-from tensorir_ladder.torch_ops.call import choose_for
 from tensorir_ladder.torch_ops.choice import choose
 from tensorir_ladder.torch_ops.copies import Copying
 from tensorir_ladder.torch_ops.operands import Form, Operands, arrange
+from tensorir_ladder.torch_ops.prepared import choose_for
 from tensorir_ladder.torch_ops.problem import Choice, Conditions, Setting, UnpaddedOperands
 from tensorir_ladder.torch_ops.shifted import Shifting, fastest_shifting, shifts_rows
 
