@@ -31,7 +31,7 @@ PATTERNS = (
     "harness/any_rows.py",
     "harness/machines.py",
     "schedules/**/*.py",
-    "schedules/grown/*.json",
+    "torch_ops/costs/*-schedules.json",
     "steps/*.py",
     "kernels/**/*.py",
     "torch_ops/rates/*.py",

@@ -124,8 +124,8 @@ DEFAULT_ARCH = "sm_90a"
 
 @functools.cache
 def choosing_machine(gpu: str, multiprocessors: int) -> cost.Machine:
-    """Describe a GPU of the default target as the call's choice sees it: one object, for which it keeps its costs."""
-    return machine_for(DEFAULT_ARCH).of_gpu(gpu, multiprocessors).for_choices()
+    """Describe a GPU of the default target as the call's choice sees it: one object, for which it keeps its choices."""
+    return replace(machine_for(DEFAULT_ARCH).of_gpu(gpu, multiprocessors).for_choices(), corrections=None)
 
 
 def machine_for(arch: str) -> GpuSpec:
