@@ -265,7 +265,7 @@ class _Written:
 
     kernel: str
     parameters: tuple[
-        tuple[Literal["TensorMap", "PlainBuffer", "RowCount", "Planned", "Real", "int"], msgspec.Raw], ...
+        tuple[Literal["TensorMap", "PlainBuffer", "RowCount", "PlannedNumber", "Real", "int"], msgspec.Raw], ...
     ]
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
