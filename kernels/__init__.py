@@ -21,6 +21,7 @@ They are put together from public building blocks:
 - both: :mod:`.shifted_rows` (rows that begin anywhere, laid down as TMA would), :mod:`.whole_rows` (rows of B as they
   lie, multiplied from registers).
 - beside the products: :mod:`.online_softmax` (of rows that come tile by tile).
+- how a kernel is made besides: :mod:`.kernel_form`.
 - who does what: :mod:`.roles` (producer and consumer warpgroups), :mod:`.raster` (the order of blocks),
   :mod:`.stream_k` (k tiles shared out among persistent blocks), :mod:`.partial_sums` (what these hand to each other),
   :mod:`.cluster_sums` (what the blocks of a cluster hand to each other), :mod:`.held` (what their loops keep in

@@ -10,8 +10,9 @@ from tvm.script import tirx as T
 from tensorir_ladder.kernels import epilogue, tma
 from tensorir_ladder.kernels.boxes import Boxes, LateResults
 from tensorir_ladder.kernels.codegen.launch_plan import PLANNED
-from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue, without
+from tensorir_ladder.kernels.fused_epilogue import without
 from tensorir_ladder.kernels.held import held_alone
+from tensorir_ladder.kernels.kernel_form import PLAIN_FORM, KernelForm
 from tensorir_ladder.kernels.partial_sums import PartialSums
 from tensorir_ladder.kernels.raster import grouped
 from tensorir_ladder.kernels.residual import Residual, add_residual, load_residual
@@ -34,7 +35,7 @@ from tensorir_ladder.kernels.roles import (
     take_registers,
 )
 from tensorir_ladder.kernels.short_stack import on_a_short_stack
-from tensorir_ladder.kernels.stamps import Log, Stamps
+from tensorir_ladder.kernels.stamps import Log
 from tensorir_ladder.kernels.stream_k import Pieces, TileRows, known_at_run_time, most_pieces, plan_for
 from tensorir_ladder.kernels.tiles import RESULT_BOXES, RoleTile
 from tensorir_ladder.kernels.tma import Matrices
@@ -52,18 +53,11 @@ def persistent(
     problem: Matmul,
     tile: RoleTile,
     stages: int,
+    form: KernelForm = PLAIN_FORM,
     *,
     machine: Machine,
     blocks: int = 1,
     stream_k: bool = True,
-    overlapped: bool = False,
-    next_at_once: bool = False,
-    bounded: bool = False,
-    group: int = 16,
-    stamps: Stamps | None = None,
-    finish: Epilogue = PLAIN,
-    any_rows: bool = False,
-    columns: int = 0,
 ) -> tirx.PrimFunc:
     """``main(A, B, C, sums, flags)``: blocks that stay, and share all tiles' work out among themselves.
 
@@ -86,7 +80,7 @@ def persistent(
     tiles only). Helpers leave ``sums`` (float32) and ``flags`` (int32, zeros before the first call and after each) for
     owners: an element each where nothing is cut.
 
-    ``overlapped`` blocks begin while the kernel before in the stream still runs, where it leaves them room: barriers
+    By its ``form``: ``overlapped`` blocks begin while the kernel before in the stream still runs, where it leaves them room: barriers
     are ready when it ends, and all wait for that before they touch memory (programmatic dependent launch; the function
     says so in its attribute :data:`kernels.roles.OVERLAPS`). The next kernel's may begin once this one's last products
     are issued; with ``next_at_once``, which is nothing without ``overlapped``, from the start. At once pays only where
@@ -123,13 +117,13 @@ def persistent(
     check_stages(stages, FEWEST_STAGES, MOST_STAGES)
     product = WarpgroupProduct.of(problem, tile)
     product.b.check_shares(blocks)
-    if total > 1 and (finish.residual or any_rows):
+    if total > 1 and (form.finish.residual or form.any_rows):
         what = "clusters add no residual, and take no number of rows but their own"
         raise IllegalWorkload(what, value=f"{total} blocks", remedy="take blocks on their own")
-    width = epilogue.stored_columns(problem, columns)
+    width = epilogue.stored_columns(problem, form.columns)
     by_tma = epilogue.can_store_by_tma(replace(problem, n=width), tile)
     in_boxes = problem.out_dtype in PTX_TYPES
-    if any_rows and not by_tma:
+    if form.any_rows and not by_tma:
         raise IllegalWorkload(
             "results of any number of rows leave by TMA alone",
             value=f"rows of {width} of {problem.out_dtype}",
@@ -141,22 +135,22 @@ def persistent(
     known = plan_for(problem, tile, machine, blocks, stream_k)
     early = known.shortest if tile.leaves_late else 1  # k tiles beside which results leave
     tile_columns = -(-problem.n // (tile.block_n * across))
-    if overlapped:
+    if form.overlapped:
         tile_rows = -(-problem.m // (tile.block_m * down))
-        product = product.for_overlap(a_streams=tile_columns == 1, b_streams=tile_rows == 1 and not any_rows)
+        product = product.for_overlap(a_streams=tile_columns == 1, b_streams=tile_rows == 1 and not form.any_rows)
     stages = max(FEWEST_STAGES, min(stages, known.k_tiles))
-    pieces = most_pieces(problem, tile, machine) if any_rows else known.pieces
-    room, again = pieces * total, any_rows or known.tiles > known.workers
-    workers = machine.multiprocessors if any_rows else known.workers
+    pieces = most_pieces(problem, tile, machine) if form.any_rows else known.pieces
+    room, again = pieces * total, form.any_rows or known.tiles > known.workers
+    workers = machine.multiprocessors if form.any_rows else known.workers
     floats = room * PartialSums.floats(product.registers, tile.consumers)
-    residual = Residual(problem, tile, product) if finish.residual else None
-    at_end = overlapped and not next_at_once
+    residual = Residual(problem, tile, product) if form.finish.residual else None
+    at_end = form.overlapped and not form.next_at_once
     count = tile.boxes_at_least
     if not by_tma and in_boxes and count < RESULT_BOXES:  # whole rows take the room of two, which a stage gives up
         count, stages = RESULT_BOXES, max(FEWEST_STAGES, stages - 1)
     result_bytes = tile.box_bytes // RESULT_BOXES * count
     tile.check_room(stages, product.stage_bytes, result_bytes)
-    log = Log(stamps, ("producer", *(f"consumer {number}" for number in range(tile.consumers))))
+    log = Log(form.stamps, ("producer", *(f"consumer {number}" for number in range(tile.consumers))))
 
     @T.prim_func
     def main(
@@ -174,33 +168,35 @@ def persistent(
         shared_sums = T.match_buffer(sums_ptr, (max(1, floats),), "float32", align=16)
         flags = T.match_buffer(flags_ptr, (max(1, room * tile.consumers),), "int32", align=4)
         matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), box_rows, **widths)
-        bias = T.meta_var(finish.bind(bias_ptr, width))
-        added = T.meta_var(residual.bind(residual_ptr) if finish.residual else None)
+        bias = T.meta_var(form.finish.bind(bias_ptr, width))
+        added = T.meta_var(residual.bind(residual_ptr) if form.finish.residual else None)
         log.bind()
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
-        here = RoleBlock(workers * total, tile.consumers, total, across, overlapped)
+        here = RoleBlock(workers * total, tile.consumers, total, across, form.overlapped)
         pool = T.SMEMPool()
-        shared = SharedRing(pool, stages, product.stage_bytes, tile.consumers, bounded, result_bytes)
+        shared = SharedRing(pool, stages, product.stage_bytes, tile.consumers, form.bounded, result_bytes)
         log.clocks("begin", here.number, here.thread == 0)
         shared.begin(here)
-        if overlapped:
-            begin_after_last(next_at_once)
-        high = T.meta_var(TileRows(rows, tile.block_m).count if any_rows else known.tiles // tile_columns)
-        plan = T.meta_var(known_at_run_time(known, workers, high * tile_columns, helpers, cut) if any_rows else known)
+        if form.overlapped:
+            begin_after_last(form.next_at_once)
+        high = T.meta_var(TileRows(rows, tile.block_m).count if form.any_rows else known.tiles // tile_columns)
+        plan = T.meta_var(
+            known_at_run_time(known, workers, high * tile_columns, helpers, cut) if form.any_rows else known
+        )
         work = Pieces(plan, here.number // total)
-        partial = PartialSums(shared_sums, flags, product.registers, tile.consumers, any_rows)
+        partial = PartialSums(shared_sums, flags, product.registers, tile.consumers, form.any_rows)
         if here.warpgroup == 0:  # the producer
             give_up_registers()
             if here.warp == 0 and tma.elected():
                 fill = RingState(stages, 1)  # 1: the ring's first turn waits for nobody
                 loads = T.meta_var(log.role("producer", here.number, counts=True))
                 while work.tile < plan.tiles:
-                    place = T.meta_var(grouped(work.tile, high, tile_columns, max(1, group // down)))
+                    place = T.meta_var(grouped(work.tile, high, tile_columns, max(1, form.group // down)))
                     row: T.let = (place[0] * down + here.below) * tile.block_m
                     column: T.let = (place[1] * across + here.beside) * tile.block_n
-                    own_row = T.meta_var(held_alone("held_row", row, overlapped))
-                    own_column = T.meta_var(held_alone("held_column", column, overlapped))
+                    own_row = T.meta_var(held_alone("held_row", row, form.overlapped))
+                    own_column = T.meta_var(held_alone("held_column", column, form.overlapped))
                     for k_tile in T.serial(work.count):
                         loads.wait("empty", shared.empty, fill, k_tile, "producer")
                         corner = T.meta_var((own_row, own_column, (work.first + k_tile) * tile.block_k))
@@ -208,7 +204,7 @@ def persistent(
                         load_together(product, matrices, corner, shared, fill.stage, k_tile, *sharing)
                         loads.mark("load issued", k_tile)
                         fill.advance()
-                    if finish.residual:
+                    if form.finish.residual:
                         if work.finishes():
                             load_residual(residual, added, (row, column), shared, fill, loads, work.count)
                     loads.advance(work.count)
@@ -237,7 +233,7 @@ def persistent(
 
             while work.tile < plan.tiles:
                 marks.mark("piece begins")
-                place = T.meta_var(grouped(work.tile, high, tile_columns, max(1, group // down)))
+                place = T.meta_var(grouped(work.tile, high, tile_columns, max(1, form.group // down)))
                 row: T.let = (place[0] * down + here.below) * tile.block_m + mine.row
                 column: T.let = (place[1] * across + here.beside) * tile.block_n + mine.column
                 for k_tile in T.unroll(early):  # beside these the piece before stores its results, a box each
@@ -258,10 +254,10 @@ def persistent(
                 work.if_helping(hand_over)  # a helper, which then has no results of its own
                 if late.waiting > 0:
                     marks.mark("epilogue begins")
-                    finish.apply(bias, mine.sums, product, column, here.lane)
+                    form.finish.apply(bias, mine.sums, product, column, here.lane)
                     if in_boxes:
                         late.keep(row, column, problem.out_dtype)  # they leave beside the next piece
-                        if finish.residual:
+                        if form.finish.residual:
                             add_residual(residual, late.packed, mine, marks, work.count)
                         if not tile.leaves_late:
                             for portion in T.unroll(late.portions):
@@ -269,7 +265,7 @@ def persistent(
                             late.waiting = 0
                     else:
                         corner = T.meta_var((row, column, here.warp, here.lane))
-                        epilogue.store_fragments(mine.sums, product, matrices.c, *corner, aligned=not columns)
+                        epilogue.store_fragments(mine.sums, product, matrices.c, *corner, aligned=not form.columns)
                     marks.mark("sums free")
                     marks.mark("results stored", only=not in_boxes)
                 marks.advance(work.count)
@@ -285,9 +281,9 @@ def persistent(
         end_together(here)
         log.clocks("end", here.number, here.thread == 0, together=True)
 
-    used = {"bias_ptr": finish.bias, "residual_ptr": finish.residual, **dict.fromkeys(PLANNED, any_rows)}
+    used = {"bias_ptr": form.finish.bias, "residual_ptr": form.finish.residual, **dict.fromkeys(PLANNED, form.any_rows)}
     made = without(main, *(name for name, is_used in used.items() if not is_used))
-    return made.with_attr(OVERLAPS, True) if overlapped else made
+    return made.with_attr(OVERLAPS, True) if form.overlapped else made
 
 
 def cluster_blocks(problem: Matmul, tile: RoleTile, wanted: bool) -> int:

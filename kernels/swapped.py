@@ -12,8 +12,9 @@ from tvm.tirx import Buffer, Var
 from tensorir_ladder.kernels import epilogue, tma
 from tensorir_ladder.kernels.cluster_sums import ClusterSums, check_parts
 from tensorir_ladder.kernels.epilogue import EIGHT
-from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue, without
+from tensorir_ladder.kernels.fused_epilogue import without
 from tensorir_ladder.kernels.held import held
+from tensorir_ladder.kernels.kernel_form import PLAIN_FORM, KernelForm
 from tensorir_ladder.kernels.raster import grouped
 from tensorir_ladder.kernels.ring import RingState, check_stages
 from tensorir_ladder.kernels.roles import (
@@ -39,7 +40,7 @@ from tensorir_ladder.kernels.roles import (
     take_registers,
 )
 from tensorir_ladder.kernels.short_stack import on_a_short_stack
-from tensorir_ladder.kernels.stamps import Log, Stamps
+from tensorir_ladder.kernels.stamps import Log
 from tensorir_ladder.kernels.tiles import SwappedTile
 from tensorir_ladder.kernels.tma import Maps, Matrices
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
@@ -58,14 +59,7 @@ def swapped(
     problem: Matmul,
     tile: SwappedTile,
     stages: int,
-    *,
-    overlapped: bool = False,
-    next_at_once: bool = False,
-    bounded: bool = False,
-    group: int = 16,
-    stamps: Stamps | None = None,
-    finish: Epilogue = PLAIN,
-    columns: int = 0,
+    form: KernelForm = PLAIN_FORM,
 ) -> tirx.PrimFunc:
     """``main(A, B, C)``: each cluster multiplies one output tile as Cᵀ = Bᵀ · Aᵀ, its blocks a part of the reduction.
 
@@ -94,7 +88,7 @@ def swapped(
     Blocks are small: a multiprocessor holds several (:meth:`kernels.tiles.SwappedTile.resident`), whose loads are on
     their way together.
 
-    ``overlapped`` and ``next_at_once`` are as in :func:`kernels.persistent.persistent`; ``bounded``, ``stamps`` and
+    Of ``form``, ``overlapped`` and ``next_at_once`` are as in :func:`kernels.persistent.persistent`; ``bounded``, ``stamps`` and
     ``finish`` and ``columns`` as in :func:`kernels.warp_specialized.warp_specialized`. Results of 16 bits and rows of
     multiples of 16 bytes leave by TMA, others of 16 bits row by row, all others, and those of parts, from registers.
 
@@ -104,7 +98,7 @@ def swapped(
     IllegalWorkload for a residual, and for more ``columns`` than the product has.
     """
     epilogue.check_taken(problem)
-    if finish.residual:
+    if form.finish.residual:
         raise IllegalWorkload(
             "exchanged operands add no residual", value=str(tile), remedy="take a tile without exchanged operands"
         )
@@ -115,46 +109,46 @@ def swapped(
     tile_rows, tile_columns, k_tiles = tile.counts(problem)
     cluster_rows, cluster_columns = -(-tile_rows // down), -(-tile_columns // across)
     check_parts(parts, k_tiles)
-    if overlapped:
+    if form.overlapped:
         product = product.for_overlap(a_streams=cluster_rows == 1, b_streams=cluster_columns == 1)  # its A is B
     consumer = Consumer
     if tile.in_rows:
         check_whole(problem, tile)
         consumer, product = RowsConsumer, replace(product, a=WholeRows(problem.n, tile.block_k, product.a.streams))
     load_rows = loaded_rows(product, down, across)
-    width, in_boxes = epilogue.stored_columns(problem, columns), problem.out_dtype in PTX_TYPES
+    width, in_boxes = epilogue.stored_columns(problem, form.columns), problem.out_dtype in PTX_TYPES
     by_tma = in_boxes and tma.rows_fit(width, problem.out_dtype) and parts == 1
     stages = _stages_of(problem, tile, stages)
     itemsize = dtype_bytes(problem.dtype)
     resident, in_ring = tile.resident(itemsize, stages), tile.results_in_ring(itemsize, stages)
     side_by_side = tile.warpgroups[0] == 1 < tile.consumers  # whose rows leave together
-    at_end = overlapped and not next_at_once
-    log = Log(stamps, ("producer", *(f"consumer {number}" for number in range(tile.consumers))))
+    at_end = form.overlapped and not form.next_at_once
+    log = Log(form.stamps, ("producer", *(f"consumer {number}" for number in range(tile.consumers))))
 
     @T.prim_func
     def main(A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle, bias_ptr: T.handle):
         boxes_of = T.meta_var((*load_rows[::-1], tile.group_m if by_tma else None))
         matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), boxes_of, columns=width, b_lines=tile.in_rows)
         maps = T.meta_var(Maps(matrices.b_map, matrices.a_map, matrices.c_map))
-        bias = T.meta_var(finish.bind(bias_ptr, width))
+        bias = T.meta_var(form.finish.bind(bias_ptr, width))
         log.bind()
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": resident})
         shared_by = T.meta_var(down * across)
         blocks = T.meta_var(cluster_rows * cluster_columns * shared_by * parts)
-        here = RoleBlock(blocks, tile.consumers, shared_by, across, overlapped, parts=parts)
+        here = RoleBlock(blocks, tile.consumers, shared_by, across, form.overlapped, parts=parts)
         cluster = ClusterSums(tile, here, exchanged=True)
         pool = T.SMEMPool()
-        shared = SharedRing(pool, stages, product.stage_bytes, tile.consumers, bounded, tile.result_bytes, in_ring)
+        shared = SharedRing(pool, stages, product.stage_bytes, tile.consumers, form.bounded, tile.result_bytes, in_ring)
         log.clocks("begin", here.number, here.thread == 0)
         shared.begin(here)
-        if overlapped:
-            begin_after_last(next_at_once)
+        if form.overlapped:
+            begin_after_last(form.next_at_once)
         number = T.meta_var(here.number // (parts * shared_by))
-        place = T.meta_var(grouped(number, cluster_rows, cluster_columns, max(1, group // down)))
+        place = T.meta_var(grouped(number, cluster_rows, cluster_columns, max(1, form.group // down)))
         row: T.let = (place[0] * down + here.below) * tile.block_m
         column: T.let = (place[1] * across + here.beside) * tile.block_n
-        tile_corner = T.meta_var((held("held_row", row, overlapped), held("held_column", column, overlapped)))
+        tile_corner = T.meta_var((held("held_row", row, form.overlapped), held("held_column", column, form.overlapped)))
         share = T.meta_var(cluster.share_of(k_tiles))
         if here.warpgroup == 0:  # the producer
             if tile.roles_exchange:
@@ -189,12 +183,12 @@ def swapped(
             marks.mark("mma retired", share.k_tiles - 1)
             marks.mark("epilogue begins")
             if parts > 1:
-                cluster.store(mine, shared.results, matrices.c, tile_corner, finish, bias, not columns)
+                cluster.store(mine, shared.results, matrices.c, tile_corner, form.finish, bias, not form.columns)
             else:
                 # A warpgroup's rows are columns of the output.
                 corner = T.meta_var((tile_corner[0] + mine.column, tile_corner[1] + mine.row))
                 results = T.meta_var(mine.number * (tile.result_bytes // tile.consumers))
-                finish.apply_down(bias, mine.sums, product, corner[1], here.warp, here.lane)
+                form.finish.apply_down(bias, mine.sums, product, corner[1], here.warp, here.lane)
                 if in_boxes:
                     if in_ring:
                         await_all_read(tile.consumers)
@@ -204,7 +198,7 @@ def swapped(
                         T.ptx.fence.proxy.async_.shared__cta()
                         T.cuda.warpgroup_sync(1 + mine.number)
                         if here.warp == 0 and tma.elected():
-                            _store(maps.c_map, product, shared.results, results, *corner, overlapped)
+                            _store(maps.c_map, product, shared.results, results, *corner, form.overlapped)
                     elif side_by_side:
                         await_consumers(tile.consumers)
                         sharing = T.meta_var((WARPS * tile.consumers, WARPS * mine.number + here.warp, here.lane))
@@ -220,8 +214,8 @@ def swapped(
         end_together(here)
         log.clocks("end", here.number, here.thread == 0, together=True)
 
-    made = main if finish.bias else without(main, "bias_ptr")
-    return made.with_attr(OVERLAPS, True) if overlapped else made
+    made = main if form.finish.bias else without(main, "bias_ptr")
+    return made.with_attr(OVERLAPS, True) if form.overlapped else made
 
 
 def fits_at_once(problem: Matmul, tile: SwappedTile, machine: Machine) -> bool:

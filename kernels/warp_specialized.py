@@ -11,8 +11,9 @@ from tensorir_ladder.kernels import epilogue, tma
 from tensorir_ladder.kernels.boxes import Boxes
 from tensorir_ladder.kernels.cluster_sums import ClusterSums, check_parts
 from tensorir_ladder.kernels.codegen.launch_plan import ROWS_PARAMETER
-from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue, without
+from tensorir_ladder.kernels.fused_epilogue import without
 from tensorir_ladder.kernels.held import held
+from tensorir_ladder.kernels.kernel_form import PLAIN_FORM, KernelForm
 from tensorir_ladder.kernels.raster import grouped
 from tensorir_ladder.kernels.residual import Residual, add_residual, load_residual
 from tensorir_ladder.kernels.ring import RingState, check_stages
@@ -38,7 +39,7 @@ from tensorir_ladder.kernels.roles import (
     take_registers,
 )
 from tensorir_ladder.kernels.short_stack import on_a_short_stack
-from tensorir_ladder.kernels.stamps import Log, Stamps
+from tensorir_ladder.kernels.stamps import Log
 from tensorir_ladder.kernels.tiles import RESULT_BOXES, ClusterTile, RoleTile
 from tensorir_ladder.kernels.tma import Matrices
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
@@ -52,16 +53,9 @@ def warp_specialized(
     problem: Matmul,
     tile: RoleTile,
     stages: int,
+    form: KernelForm = PLAIN_FORM,
     *,
-    bounded: bool = False,
-    group: int = 16,
-    stamps: Stamps | None = None,
-    finish: Epilogue = PLAIN,
     batch: int = 1,
-    any_rows: bool = False,
-    overlapped: bool = False,
-    next_at_once: bool = False,
-    columns: int = 0,
 ) -> tirx.PrimFunc:
     """``main(A, B, C)``: each block multiplies one output tile; one of its warpgroups loads, the others multiply.
 
@@ -77,7 +71,7 @@ def warp_specialized(
 
     Nobody waits for a block barrier: a consumer waits for bytes, the producer for consumers, each on the stage's own
     two barriers. Registers go where they are needed (``setmaxnreg``). At least two stages, since a consumer keeps one
-    k tile's wgmma in flight. Edges, results, ``bounded``, ``stamps`` and ``finish`` are as in
+    k tile's wgmma in flight. What ``form`` says is in :class:`kernels.kernel_form.KernelForm`. Edges, results, ``bounded``, ``stamps`` and ``finish`` are as in
     :func:`kernels.tma_ring.tma_ring`. A ``batch`` above 1 is as many products, and all buffers have it as their first
     dimension, except the bias, which is that of all; tensor maps of three dimensions keep a tile within its product.
 
@@ -113,26 +107,26 @@ def warp_specialized(
     (down, across), blocks = tile.cluster if isinstance(tile, ClusterTile) else (1, 1), tile.shared_by
     check_stages(stages, FEWEST_STAGES, MOST_STAGES if blocks == 1 else MOST_SHARED_STAGES)
     product, parts = WarpgroupProduct.of(problem, tile), tile.parts
-    if tile.cluster_size > 1 and (batch > 1 or finish.residual or any_rows):
+    if tile.cluster_size > 1 and (batch > 1 or form.finish.residual or form.any_rows):
         what = "clusters multiply one product, add no residual, and take no number of rows but their own"
         raise IllegalWorkload(what, value=f"{tile.cluster_size} blocks", remedy="take blocks on their own")
-    width = epilogue.stored_columns(problem, columns)
+    width = epilogue.stored_columns(problem, form.columns)
     by_tma = epilogue.can_store_by_tma(replace(problem, n=width), tile) and parts == 1
     in_boxes = problem.out_dtype in PTX_TYPES
-    if (batch > 1 or any_rows) and not by_tma:
+    if (batch > 1 or form.any_rows) and not by_tma:
         raise IllegalWorkload(
             "results of a batch, or of any number of rows, leave by TMA alone",
             value=f"rows of {width} of {problem.out_dtype}",
             limit="16-bit results, rows of multiples of 16 bytes",
             remedy="give 16-bit results and pad rows, or do without",
         )
-    if batch > 1 and any_rows:
+    if batch > 1 and form.any_rows:
         raise IllegalWorkload(
             "a batch has a fixed number of rows",
             value=f"batch {batch}",
             remedy="do without any number of rows",
         )
-    if batch > 1 and finish.residual:
+    if batch > 1 and form.finish.residual:
         raise IllegalWorkload(
             "a batch has no residual", value=f"batch {batch}", remedy="add it afterwards, or multiply one by one"
         )
@@ -140,17 +134,17 @@ def warp_specialized(
     check_parts(parts, k_tiles)
     tile_rows, tile_columns = -(-tile_rows // down), -(-tile_columns // across)  # of clusters, where there are some
     tiles = tile_rows * tile_columns
-    if overlapped:
-        product = product.for_overlap(a_streams=tile_columns == 1, b_streams=tile_rows == 1 and not any_rows)
+    if form.overlapped:
+        product = product.for_overlap(a_streams=tile_columns == 1, b_streams=tile_rows == 1 and not form.any_rows)
     load_rows = loaded_rows(product, across, down)
     widths = {"columns": width, "b_columns": product.b_columns, "c_columns": product.box_columns}
     stages = max(FEWEST_STAGES, min(stages, k_tiles))
-    residual = Residual(problem, tile, product) if finish.residual else None
-    at_end = overlapped and not next_at_once
+    residual = Residual(problem, tile, product) if form.finish.residual else None
+    at_end = form.overlapped and not form.next_at_once
     in_ring = parts > 1 or tile.boxes_in_ring(stages, product.stage_bytes)
     result_bytes = tile.sum_bytes if parts > 1 else tile.box_bytes
     tile.check_room(stages, product.stage_bytes, result_bytes, in_ring)
-    log = Log(stamps, ("producer", *(f"consumer {number}" for number in range(tile.consumers))))
+    log = Log(form.stamps, ("producer", *(f"consumer {number}" for number in range(tile.consumers))))
 
     @T.prim_func
     def main(
@@ -158,26 +152,26 @@ def warp_specialized(
     ):
         boxes_of = T.meta_var((*load_rows, WGMMA_ROWS if by_tma else None))
         matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), boxes_of, batch, **widths)
-        bias = T.meta_var(finish.bind(bias_ptr, width))
-        added = T.meta_var(residual.bind(residual_ptr) if finish.residual else None)
+        bias = T.meta_var(form.finish.bind(bias_ptr, width))
+        added = T.meta_var(residual.bind(residual_ptr) if form.finish.residual else None)
         log.bind()
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
-        here = RoleBlock(tiles * batch * blocks * parts, tile.consumers, blocks, across, overlapped, parts=parts)
+        here = RoleBlock(tiles * batch * blocks * parts, tile.consumers, blocks, across, form.overlapped, parts=parts)
         cluster = ClusterSums(tile, here)
         pool = T.SMEMPool()
-        shared = SharedRing(pool, stages, product.stage_bytes, tile.consumers, bounded, result_bytes, in_ring)
+        shared = SharedRing(pool, stages, product.stage_bytes, tile.consumers, form.bounded, result_bytes, in_ring)
         log.clocks("begin", here.number, here.thread == 0)
         shared.begin(here)
-        if overlapped:
-            begin_after_last(next_at_once)
+        if form.overlapped:
+            begin_after_last(form.next_at_once)
         maps = T.meta_var(matrices if batch == 1 else matrices.of(here.number // tiles))
         within = T.meta_var(here.number // (blocks * parts) if batch == 1 else here.number % tiles)
-        high = T.meta_var((rows + (tile.block_m - 1)) // tile.block_m if any_rows else tile_rows)
-        place = T.meta_var(grouped(within, high, tile_columns, max(1, group // down)))
+        high = T.meta_var((rows + (tile.block_m - 1)) // tile.block_m if form.any_rows else tile_rows)
+        place = T.meta_var(grouped(within, high, tile_columns, max(1, form.group // down)))
         row: T.let = (place[0] * down + here.below) * tile.block_m
         column: T.let = (place[1] * across + here.beside) * tile.block_n
-        tile_corner = T.meta_var((held("held_row", row, overlapped), held("held_column", column, overlapped)))
+        tile_corner = T.meta_var((held("held_row", row, form.overlapped), held("held_column", column, form.overlapped)))
         share = T.meta_var(cluster.share_of(k_tiles))
         if here.warpgroup == 0:  # the producer
             give_up_registers()
@@ -191,7 +185,7 @@ def warp_specialized(
                     load_together(product, maps, corner, shared, fill.stage, k_tile, *sharing)
                     loads.mark("load issued", k_tile)
                     fill.advance()
-                if finish.residual:
+                if form.finish.residual:
                     load_residual(residual, added, tile_corner, shared, fill, loads, k_tiles)
                 drain(shared.empty, fill, stages - UNSAID, here)
             say_done(here)
@@ -208,21 +202,21 @@ def warp_specialized(
             if at_end:
                 let_next_begin()
             retire(mine.sums, 0)
-            if finish.residual:
+            if form.finish.residual:
                 release(shared.empty, mine.last, here)  # a turn of the residual may want the stage
             say_done(here)
             marks.mark("mma retired", share.k_tiles - 1)
             marks.mark("epilogue begins")
             if parts > 1:
-                cluster.store(mine, shared.results, matrices.c, tile_corner, finish, bias, not columns)
+                cluster.store(mine, shared.results, matrices.c, tile_corner, form.finish, bias, not form.columns)
             else:
                 corner = T.meta_var((tile_corner[0] + mine.row, tile_corner[1] + mine.column))
-                finish.apply(bias, mine.sums, product, corner[1], here.lane)
+                form.finish.apply(bias, mine.sums, product, corner[1], here.lane)
                 if in_boxes:
                     packed = T.alloc_local((product.registers // 2,), "uint32")
                     boxes = Boxes(maps.c_map, product, shared.results, RESULT_BOXES, output=matrices.c)
                     epilogue.pack(mine.sums, packed, problem.out_dtype)
-                    if finish.residual:
+                    if form.finish.residual:
                         add_residual(residual, packed, mine, marks, k_tiles)
                     if in_ring:
                         await_all_read(tile.consumers)
@@ -234,11 +228,11 @@ def warp_specialized(
                     boxes.finish(here)
                 else:
                     lane = T.meta_var((here.warp, here.lane))
-                    epilogue.store_fragments(mine.sums, product, matrices.c, *corner, *lane, aligned=not columns)
+                    epilogue.store_fragments(mine.sums, product, matrices.c, *corner, *lane, aligned=not form.columns)
             marks.mark("results stored", together=True)
         end_together(here)
         log.clocks("end", here.number, here.thread == 0, together=True)
 
-    used = {"bias_ptr": finish.bias, "residual_ptr": finish.residual, ROWS_PARAMETER: any_rows}
+    used = {"bias_ptr": form.finish.bias, "residual_ptr": form.finish.residual, ROWS_PARAMETER: form.any_rows}
     made = without(main, *(name for name, is_used in used.items() if not is_used))
-    return made.with_attr(OVERLAPS, True) if overlapped else made
+    return made.with_attr(OVERLAPS, True) if form.overlapped else made

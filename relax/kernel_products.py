@@ -32,6 +32,7 @@ from tensorir_ladder.kernels.codegen.launch_plan import BIAS, RESIDUAL, ROWS_PAR
 from tensorir_ladder.kernels.codegen.lowering import with_kernels
 from tensorir_ladder.kernels.fused_epilogue import BIAS_DTYPES, PLAIN, Written
 from tensorir_ladder.kernels.fused_epilogue import Epilogue as Finish
+from tensorir_ladder.kernels.kernel_form import KernelForm
 from tensorir_ladder.kernels.persistent import persistent
 from tensorir_ladder.kernels.stream_k import cut_role_cost, plan_for, plans_by_rows, role_cost
 from tensorir_ladder.kernels.tiles import RoleTile
@@ -323,12 +324,12 @@ class Launch:
         """Make and lower the kernel."""
         problem, tile, stages = self.product.problem(self.most), self.choice.tile, self.choice.stages
         finish = replace(self.product.finish, residual=self.product.residual is not None)
-        more = {"finish": finish, "any_rows": not self.known}
+        form = KernelForm(finish, any_rows=not self.known, overlapped=self.step == 13)
         if self.step == 13:
-            kernel = persistent(problem, tile, stages, machine=machine, overlapped=True, **more)
+            kernel = persistent(problem, tile, stages, form, machine=machine)
         else:
-            kernel = warp_specialized(problem, tile, stages, **more)
-        made_of = repr((self.step, problem, tile, stages, more, machine)).encode()
+            kernel = warp_specialized(problem, tile, stages, form)
+        made_of = repr((self.step, problem, tile, stages, form, machine)).encode()
         name = f"tma_{self.step}_{problem.shape}_{hashlib.sha256(made_of).hexdigest()[:DIGITS]}"
         return device_code(kernel, name, target)
 

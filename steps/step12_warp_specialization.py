@@ -35,6 +35,7 @@ from __future__ import annotations
 from tvm import tirx
 
 from tensorir_ladder.kernels.epilogue import untaken
+from tensorir_ladder.kernels.kernel_form import KernelForm
 from tensorir_ladder.kernels.roles import FEWEST_STAGES
 from tensorir_ladder.kernels.stamps import Stamps
 from tensorir_ladder.kernels.stream_k import role_cost
@@ -50,7 +51,7 @@ from tensorir_ladder.steps.step import HALVES, Config, Step, Variant, checked
 def kernel(problem: Matmul, config: Config, stamps: Stamps | None = None) -> tirx.PrimFunc:
     """Multiply by warpgroups with roles, and a ring of ``config.stages`` stages; with time stamps if asked for."""
     make = swapped if config.tile.swapped else warp_specialized
-    return make(problem, config.tile, config.stages, bounded=config.variant == "bounded", stamps=stamps)
+    return make(problem, config.tile, config.stages, KernelForm(bounded=config.variant == "bounded", stamps=stamps))
 
 
 MORE_TILES = (

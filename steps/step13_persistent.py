@@ -34,6 +34,7 @@ from __future__ import annotations
 from tvm import tirx
 
 from tensorir_ladder.kernels.epilogue import untaken
+from tensorir_ladder.kernels.kernel_form import KernelForm
 from tensorir_ladder.kernels.persistent import cluster_blocks, persistent
 from tensorir_ladder.kernels.roles import FEWEST_STAGES
 from tensorir_ladder.kernels.stamps import Stamps
@@ -50,17 +51,18 @@ from tensorir_ladder.steps.step12_warp_specialization import MORE_TILES
 def kernel(problem: Matmul, config: Config, stamps: Stamps | None = None) -> tirx.PrimFunc:
     """Multiply by persistent blocks, and a ring of ``config.stages`` stages; with time stamps if asked for."""
     variant, shared = config.variant, config.variant == "multicast" or straddles_lines(problem)
+    # The next kernel begins at once, as it was recorded.
+    form = KernelForm(
+        overlapped=variant == "overlapped", next_at_once=True, bounded=variant == "bounded", stamps=stamps
+    )
     return persistent(
         problem,
         config.tile,
         config.stages,
+        form,
         machine=config.machine,
         blocks=cluster_blocks(problem, config.tile, shared),
         stream_k=variant != "whole",
-        overlapped=variant == "overlapped",
-        next_at_once=True,  # as it was recorded
-        bounded=variant == "bounded",
-        stamps=stamps,
     )
 
 

@@ -19,6 +19,7 @@ from dataclasses import replace
 
 from tvm import tirx
 
+from tensorir_ladder.kernels.kernel_form import KernelForm
 from tensorir_ladder.kernels.persistent import cluster_blocks, persistent
 from tensorir_ladder.kernels.roles import FEWEST_STAGES, MOST_SHARED_STAGES, MOST_STAGES
 from tensorir_ladder.kernels.swapped import fits_beside, swapped
@@ -50,8 +51,8 @@ def _ring(problem: Matmul, tile: HopperTile, stages: int, setting: Setting) -> t
 
 
 def _roles(problem: Matmul, tile: RoleTile, stages: int, setting: Setting) -> tirx.PrimFunc:
-    more = {"batch": setting.batch, "any_rows": setting.any_rows, "columns": setting.columns}
-    return warp_specialized(problem, tile, stages, finish=setting.finish, **more)
+    form = KernelForm(setting.finish, setting.columns, setting.any_rows)
+    return warp_specialized(problem, tile, stages, form, batch=setting.batch)
 
 
 def _persistent(
@@ -64,20 +65,19 @@ def _persistent(
 ) -> tirx.PrimFunc:
     """Make its early form: it waits for the kernel in front before it touches memory."""
     blocks = blocks or cluster_blocks(problem, tile, setting.straddles)
-    sharing = {"machine": setting.machine, "blocks": blocks, "stream_k": stream_k}
-    more = {"finish": setting.finish, "columns": setting.columns}
-    return persistent(problem, tile, stages, **sharing, overlapped=True, **more)
+    form = KernelForm(setting.finish, setting.columns, overlapped=True)
+    return persistent(problem, tile, stages, form, machine=setting.machine, blocks=blocks, stream_k=stream_k)
 
 
 def _exchanged(problem: Matmul, tile: SwappedTile, stages: int, setting: Setting) -> tirx.PrimFunc:
     at_once = fits_beside(problem, tile, stages, setting.machine)
-    more = {"finish": setting.finish, "columns": setting.columns}
-    return swapped(problem, tile, stages, overlapped=True, next_at_once=at_once, **more)
+    form = KernelForm(setting.finish, setting.columns, overlapped=True, next_at_once=at_once)
+    return swapped(problem, tile, stages, form)
 
 
 def _upright(problem: Matmul, tile: RoleTile, stages: int, setting: Setting) -> tirx.PrimFunc:
-    more = {"finish": setting.finish, "columns": setting.columns}
-    return warp_specialized(problem, tile, stages, overlapped=True, **more)
+    form = KernelForm(setting.finish, setting.columns, overlapped=True)
+    return warp_specialized(problem, tile, stages, form)
 
 
 KERNELS = {  # as each step is, which a tuned line names

@@ -25,6 +25,7 @@ from tensorir_ladder.kernels.codegen.host_code import launch_plan
 from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.kernels.codegen.toolchain import Compiler
 from tensorir_ladder.kernels.fused_epilogue import Epilogue
+from tensorir_ladder.kernels.kernel_form import KernelForm
 from tensorir_ladder.kernels.persistent import persistent
 from tensorir_ladder.kernels.swapped import swapped
 from tensorir_ladder.kernels.tiles import ClusterTile, RoleTile, most_stages
@@ -101,9 +102,9 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(IllegalTile, match=r"more parts than the reduction has k tiles.*3.*2.*fewer parts"):
         warp_specialized(Matmul(64, 64, 128, "float16"), tile, 3)
     problem = Matmul(64, 64, 512, "float16")
-    for more in ({"batch": 2}, {"any_rows": True}, {"finish": Epilogue(residual=True)}):
+    for form, batch in ((KernelForm(), 2), (KernelForm(any_rows=True), 1), (KernelForm(Epilogue(residual=True)), 1)):
         with pytest.raises(IllegalWorkload, match=r"clusters multiply one product.*got 3 blocks"):
-            warp_specialized(problem, tile, 3, **more)
+            warp_specialized(problem, tile, 3, form, batch=batch)
     for text in ("64x64x64/1x1/1x1/9", "64x64x64/1x1/2x4/2"):
         with pytest.raises(IllegalTile, match="parts"):
             warp_specialized(problem, RoleTile.parse(text), 3)

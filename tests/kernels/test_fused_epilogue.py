@@ -20,6 +20,7 @@ from tensorir_ladder.kernels.codegen.host_code import launch_plan
 from tensorir_ladder.kernels.codegen.launch_plan import MatrixRows
 from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.kernels.fused_epilogue import ACTIVATIONS, PLAIN, Epilogue
+from tensorir_ladder.kernels.kernel_form import KernelForm
 from tensorir_ladder.kernels.persistent import persistent
 from tensorir_ladder.kernels.stream_k import plan_for
 from tensorir_ladder.kernels.swapped import swapped
@@ -38,11 +39,11 @@ HIGH, DEEP = RoleTile.parse("192x128x64/3x1"), RoleTile.parse("64x64x128/1x1")
 TWO_ROWS = RoleTile.parse("128x64x64/1x1")
 KERNELS: dict[str, Callable[..., Any]] = {
     "ring": lambda problem, finish: tma_ring(problem, SIMPLE, 2, finish=finish),
-    "roles": lambda problem, finish: warp_specialized(problem, ROLES, 2, finish=finish),
-    "two row tiles": lambda problem, finish: warp_specialized(problem, TWO_ROWS, 2, finish=finish),
-    "swapped": lambda problem, finish: swapped(problem, PARTS, 2, finish=finish, overlapped=True),
-    "wide": lambda problem, finish: persistent(problem, WIDE, 2, machine=hopper(2), finish=finish),
-    "persistent": lambda problem, finish: persistent(problem, ROLES, 2, machine=hopper(2), finish=finish),
+    "roles": lambda problem, finish: warp_specialized(problem, ROLES, 2, KernelForm(finish=finish)),
+    "two row tiles": lambda problem, finish: warp_specialized(problem, TWO_ROWS, 2, KernelForm(finish=finish)),
+    "swapped": lambda problem, finish: swapped(problem, PARTS, 2, KernelForm(finish=finish, overlapped=True)),
+    "wide": lambda problem, finish: persistent(problem, WIDE, 2, KernelForm(finish=finish), machine=hopper(2)),
+    "persistent": lambda problem, finish: persistent(problem, ROLES, 2, KernelForm(finish=finish), machine=hopper(2)),
 }
 REFERENCES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "": lambda x: x,
@@ -98,26 +99,26 @@ def test_results_are_those_of_float64(
 
 IN_CLUSTERS: dict[str, Callable[[Matmul, Epilogue], Any]] = {
     "pairs": lambda problem, finish: warp_specialized(
-        problem, RoleTile.parse("64x104x64/1x1/2x1"), 3, finish=finish, overlapped=True
+        problem, RoleTile.parse("64x104x64/1x1/2x1"), 3, KernelForm(finish=finish, overlapped=True)
     ),
     "parts": lambda problem, finish: warp_specialized(
-        problem, RoleTile.parse("64x104x64/1x1/1x1/3"), 3, finish=finish, overlapped=True
+        problem, RoleTile.parse("64x104x64/1x1/1x1/3"), 3, KernelForm(finish=finish, overlapped=True)
     ),
-    "exchanged parts": lambda problem, finish: swapped(problem, PARTS, 3, finish=finish, overlapped=True),
+    "exchanged parts": lambda problem, finish: swapped(problem, PARTS, 3, KernelForm(finish=finish, overlapped=True)),
     "exchanged pairs": lambda problem, finish: swapped(
-        problem, SwappedTile.parse("72x64x64/1x1/1/1x2"), 3, finish=finish, overlapped=True
+        problem, SwappedTile.parse("72x64x64/1x1/1/1x2"), 3, KernelForm(finish=finish, overlapped=True)
     ),
     "results in the ring": lambda problem, finish: swapped(
-        problem, SwappedTile.parse("200x128x64/1x2/1"), 5, finish=finish, overlapped=True
+        problem, SwappedTile.parse("200x128x64/1x2/1"), 5, KernelForm(finish=finish, overlapped=True)
     ),
     "upright, results in the ring": lambda problem, finish: warp_specialized(
-        problem, RoleTile.parse("192x160x64/3x1/2x1"), 5, finish=finish, overlapped=True
+        problem, RoleTile.parse("192x160x64/3x1/2x1"), 5, KernelForm(finish=finish, overlapped=True)
     ),
     "results that leave at once": lambda problem, finish: persistent(
-        problem, RoleTile.parse("192x176x64/3x1/1x2"), 4, machine=hopper(2), finish=finish
+        problem, RoleTile.parse("192x176x64/3x1/1x2"), 4, KernelForm(finish=finish), machine=hopper(2)
     ),
     "pairs that stay": lambda problem, finish: persistent(
-        problem, RoleTile.parse("64x72x64/1x1/1x2"), 3, machine=hopper(4), finish=finish
+        problem, RoleTile.parse("64x72x64/1x1/1x2"), 3, KernelForm(finish=finish), machine=hopper(4)
     ),
 }
 
@@ -136,7 +137,7 @@ def test_blocks_in_clusters_and_large_tiles_finish_their_own_results(kernel: str
 def test_helpers_sums_are_finished_once_by_the_owner() -> None:
     """Three tiles for two blocks: the last one's first k tiles are multiplied by the block that has none."""
     problem, draw = Matmul(180, 128, 512, "float16"), np.random.default_rng(0)
-    function = persistent(problem, ROLES, 2, machine=hopper(2), finish=Epilogue(0.5, "float32", "relu"))
+    function = persistent(problem, ROLES, 2, KernelForm(finish=Epilogue(0.5, "float32", "relu")), machine=hopper(2))
     assert plan_for(problem, ROLES, hopper(2)).helpers == 1
     a, b = (draw.integers(-2, 3, sizes).astype(np.float16) for sizes in ((180, 512), (512, 128)))
     got, bias = np.full((180, 128), np.nan, np.float16), draw.integers(-9, 9, 128).astype(np.float32)
@@ -145,16 +146,18 @@ def test_helpers_sums_are_finished_once_by_the_owner() -> None:
 
 
 ROUNDED: dict[str, Callable[[Matmul, Epilogue], Any]] = {
-    "roles": lambda problem, finish: warp_specialized(problem, ROLES, 2, finish=finish),
-    "three warpgroups, two turns": lambda problem, finish: warp_specialized(problem, HIGH, 2, finish=finish),
-    "persistent": lambda problem, finish: persistent(problem, ROLES, 2, machine=hopper(2), finish=finish),
+    "roles": lambda problem, finish: warp_specialized(problem, ROLES, 2, KernelForm(finish=finish)),
+    "three warpgroups, two turns": lambda problem, finish: warp_specialized(
+        problem, HIGH, 2, KernelForm(finish=finish)
+    ),
+    "persistent": lambda problem, finish: persistent(problem, ROLES, 2, KernelForm(finish=finish), machine=hopper(2)),
     "results in the ring": lambda problem, finish: warp_specialized(
-        problem, RoleTile.parse("192x128x64/3x1"), 5, finish=finish
+        problem, RoleTile.parse("192x128x64/3x1"), 5, KernelForm(finish=finish)
     ),
     "results that leave at once": lambda problem, finish: persistent(
-        problem, RoleTile.parse("192x192x64/3x1"), 4, machine=hopper(2), finish=finish
+        problem, RoleTile.parse("192x192x64/3x1"), 4, KernelForm(finish=finish), machine=hopper(2)
     ),
-    "deep": lambda problem, finish: persistent(problem, DEEP, 3, machine=hopper(3), finish=finish),
+    "deep": lambda problem, finish: persistent(problem, DEEP, 3, KernelForm(finish=finish), machine=hopper(3)),
 }
 
 
@@ -180,11 +183,11 @@ def test_a_residual_that_cannot_be_added_is_refused() -> None:
         (Matmul(64, 208, 64, "float16"), RoleTile.parse("64x104x64/1x1")),  # columns of no whole panels
     ):
         with pytest.raises(IllegalWorkload, match="residual"):
-            warp_specialized(problem, tile, 2, finish=finish)
+            warp_specialized(problem, tile, 2, KernelForm(finish=finish))
     with pytest.raises(IllegalWorkload, match="residual"):
-        warp_specialized(Matmul(64, 64, 64, "float16"), ROLES, 2, finish=finish, batch=2)
+        warp_specialized(Matmul(64, 64, 64, "float16"), ROLES, 2, KernelForm(finish=finish), batch=2)
     with pytest.raises(IllegalWorkload, match="residual"):
-        persistent(Matmul(64, 64, 64, "float16"), ROLES, 2, machine=hopper(2), blocks=2, finish=finish)
+        persistent(Matmul(64, 64, 64, "float16"), ROLES, 2, KernelForm(finish=finish), machine=hopper(2), blocks=2)
 
 
 @pytest.mark.emulator
@@ -204,7 +207,7 @@ def test_a_batch_is_as_many_products(shape: tuple[int, int, int, int], layout: s
     problem, draw = Matmul(m, n, k, "float16", layout), np.random.default_rng(0)
     a, b = (draw.integers(-2, 3, (batch, *sizes)).astype(np.float16) for sizes in ((m, k), problem.b_shape))
     got, bias = np.full((batch, m, n), np.nan, np.float16), draw.integers(-9, 9, n).astype(np.float16)
-    function = warp_specialized(problem, tile, 2, batch=batch, finish=Epilogue(bias="float16"))
+    function = warp_specialized(problem, tile, 2, KernelForm(finish=Epilogue(bias="float16")), batch=batch)
     emulate(function, {"A": a, "B": b, "C": got, "bias": bias})
     wide = b.astype(np.float64)
     assert (got == a.astype(np.float64) @ (wide if layout == "nn" else wide.swapaxes(1, 2)) + bias).all()
@@ -215,7 +218,7 @@ def test_a_batch_is_as_many_products(shape: tuple[int, int, int, int], layout: s
 def test_a_kernel_for_any_number_of_rows_takes_this_one(m: int) -> None:
     """Do by hand what the launcher does: maps of the rows at hand, a block for each of their tiles, their number."""
     n, k, draw = 72, 40, np.random.default_rng(0)
-    function = warp_specialized(Matmul(64 * 100, n, k, "float16"), SMALL, 2, any_rows=True)
+    function = warp_specialized(Matmul(64 * 100, n, k, "float16"), SMALL, 2, KernelForm(any_rows=True))
     made = generate(tvm.IRModule({"main": function}), TARGET, TIR_PIPELINE)
     launch = launch_plan(made).of_rows(m)
     rows = {"A": MatrixRows(m, k, 2 * k), "B": MatrixRows(k, n, 2 * n), "C": MatrixRows(m, n, 2 * n)}

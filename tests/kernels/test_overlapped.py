@@ -11,6 +11,7 @@ import tvm
 from support.broken_texts import hold_caught
 from support.cases import hopper
 from tensorir_ladder.kernels.codegen.lowering import Generated, generate
+from tensorir_ladder.kernels.kernel_form import KernelForm
 from tensorir_ladder.kernels.persistent import persistent
 from tensorir_ladder.kernels.swapped import swapped
 from tensorir_ladder.kernels.tiles import RoleTile
@@ -26,11 +27,11 @@ HINT = "L2__cache_hint"
 
 def made(tile: str, problem: Matmul, stages: int = 3, kept: bool = False, overlapped: bool = True) -> Generated:
     """Lower step 12's kernel of a tile, or step 13's."""
-    parsed = RoleTile.parse(tile)
+    parsed, form = RoleTile.parse(tile), KernelForm(overlapped=overlapped)
     if kept:
-        function = persistent(problem, parsed, stages, machine=hopper(8), overlapped=overlapped)
+        function = persistent(problem, parsed, stages, form, machine=hopper(8))
     else:
-        function = (swapped if parsed.swapped else warp_specialized)(problem, parsed, stages, overlapped=overlapped)
+        function = (swapped if parsed.swapped else warp_specialized)(problem, parsed, stages, form)
     return generate(tvm.IRModule({"main": function}), hopper().target, "tirx")
 
 

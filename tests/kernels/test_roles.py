@@ -19,6 +19,7 @@ from tensorir_ladder.harness.execution import GpuBackend
 from tensorir_ladder.harness.verify import verify
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, Cubin
 from tensorir_ladder.kernels.fused_epilogue import Epilogue
+from tensorir_ladder.kernels.kernel_form import KernelForm
 from tensorir_ladder.kernels.persistent import persistent
 from tensorir_ladder.kernels.tiles import (
     BLOCK_REGISTERS,
@@ -183,10 +184,12 @@ def test_a_cluster_must_be_able_to_share_b() -> None:
         persistent(problem, RoleTile.parse("64x64x64/1x1/2x2"), 4, machine=hopper(4))
 
 
-@pytest.mark.parametrize("more", [{"any_rows": True}, {"batch": 2}, {"finish": Epilogue(residual=True)}])
-def test_clusters_take_one_plain_product(more: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("form", "batch"), [(KernelForm(any_rows=True), 1), (KernelForm(), 2), (KernelForm(Epilogue(residual=True)), 1)]
+)
+def test_clusters_take_one_plain_product(form: KernelForm, batch: int) -> None:
     with pytest.raises(IllegalWorkload, match="clusters multiply one product"):
-        warp_specialized(Matmul(256, 256, 256, "float16"), RoleTile.parse("64x128x64/1x1/2x1"), 4, **more)
+        warp_specialized(Matmul(256, 256, 256, "float16"), RoleTile.parse("64x128x64/1x1/2x1"), 4, form, batch=batch)
 
 
 @pytest.mark.sampled(3)
@@ -205,7 +208,7 @@ def test_clusters_take_one_plain_product(more: dict[str, Any]) -> None:
 )
 def test_wide_tiles_and_clusters_are_right(tile: str, stages: int, shape: tuple[int, int, int], layout: str) -> None:
     problem = Matmul(*shape, "float16", layout=layout)
-    kernel = warp_specialized(problem, RoleTile.parse(tile), stages, bounded=True, overlapped=True)
+    kernel = warp_specialized(problem, RoleTile.parse(tile), stages, KernelForm(bounded=True, overlapped=True))
     run = EmulatorBackend(seed=problem.m % 7).load(lower_schedule(kernel, HOPPER, "wide"))
     draw = np.random.default_rng(0)
     a, b = (draw.normal(size=size).astype("float16") for size in ((problem.m, problem.k), problem.b_shape))
@@ -235,8 +238,8 @@ def test_blocks_that_stay_share_loads_in_turn(
     a, b = (draw.normal(size=size).astype("float16") for size in ((problem.m, problem.k), problem.b_shape))
     results = []
     for text in (tile, tile.rpartition("/")[0]):
-        more = {"machine": hopper(sms), "stream_k": stream_k, "bounded": True, "overlapped": True}
-        kernel = persistent(problem, RoleTile.parse(text), 3, **more)
+        form = KernelForm(bounded=True, overlapped=True)
+        kernel = persistent(problem, RoleTile.parse(text), 3, form, machine=hopper(sms), stream_k=stream_k)
         c = np.full((problem.m, problem.n), 77, "float16")
         EmulatorBackend(seed=sms).load(lower_schedule(kernel, HOPPER, "stays"))(a, b, c)
         results.append(c)

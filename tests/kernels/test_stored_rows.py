@@ -13,6 +13,7 @@ from tensorir_ladder.emulator import EmulatedProgram, KernelFault
 from tensorir_ladder.kernels.codegen.host_code import launch_plan
 from tensorir_ladder.kernels.codegen.lowering import Generated, generate
 from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue
+from tensorir_ladder.kernels.kernel_form import KernelForm
 from tensorir_ladder.kernels.persistent import persistent
 from tensorir_ladder.kernels.swapped import swapped
 from tensorir_ladder.kernels.tiles import RoleTile
@@ -27,11 +28,11 @@ UPRIGHT, STAYS, EXCHANGED = "upright", "stays", "exchanged"
 @cache
 def lowered(kernel: str, tile: str, problem: Matmul, columns: int = 0, finish: Epilogue = PLAIN) -> Generated:
     """A kernel's text and launch."""
-    parsed, more = RoleTile.parse(tile), {"columns": columns, "finish": finish}
+    parsed, form = RoleTile.parse(tile), KernelForm(finish, columns)
     if kernel == STAYS:
-        made = persistent(problem, parsed, 3, machine=MACHINE, stream_k=False, **more)
+        made = persistent(problem, parsed, 3, form, machine=MACHINE, stream_k=False)
     else:
-        made = (swapped if parsed.swapped else warp_specialized)(problem, parsed, 3, **more)
+        made = (swapped if parsed.swapped else warp_specialized)(problem, parsed, 3, form)
     return generate(tvm.IRModule({"main": made}), MACHINE.target, "tirx")
 
 

@@ -25,6 +25,7 @@ from tensorir_ladder.kernels.codegen.launch_plan import MatrixRows, TensorMap
 from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.kernels.codegen.toolchain import Compiler
 from tensorir_ladder.kernels.fused_epilogue import Epilogue
+from tensorir_ladder.kernels.kernel_form import KernelForm
 from tensorir_ladder.kernels.panels import TmaPanels
 from tensorir_ladder.kernels.persistent import persistent
 from tensorir_ladder.kernels.stamps import Stamps
@@ -110,9 +111,9 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(IllegalTile, match=r"more parts than the reduction has k tiles.*3.*2.*fewer parts"):
         swapped(Matmul(16, 64, 128, "float16"), tile, 3)
     with pytest.raises(IllegalWorkload, match=r"more columns than the product .*got 65, limit 64"):
-        swapped(Matmul(16, 64, 512, "float16"), SwappedTile.parse("16x64x64/1x1/1"), 3, columns=65)
+        swapped(Matmul(16, 64, 512, "float16"), SwappedTile.parse("16x64x64/1x1/1"), 3, KernelForm(columns=65))
     with pytest.raises(IllegalWorkload, match=r"no residual.*16x64x64/1x1/3"):
-        swapped(Matmul(16, 64, 512, "float16"), tile, 3, finish=Epilogue(residual=True))
+        swapped(Matmul(16, 64, 512, "float16"), tile, 3, KernelForm(finish=Epilogue(residual=True)))
     for stages, text, limit in ((1, tile, "2 to 8"), (9, tile, "2 to 8"), (17, "16x64x64/1x1/1/2x1", "2 to 16")):
         with pytest.raises(IllegalPipeline, match=limit):
             swapped(Matmul(16, 64, 512, "float16"), SwappedTile.parse(str(text)), stages)
@@ -226,7 +227,7 @@ def test_its_roles_leave_time_stamps(tile: str) -> None:
 
 def test_it_can_be_launched_early() -> None:
     for tile in ("16x64x64/1x1/2", "16x64x64/1x1/1/1x2"):
-        made = swapped(Matmul(16, 64, 512, "float16"), SwappedTile.parse(tile), 3, overlapped=True)
+        made = swapped(Matmul(16, 64, 512, "float16"), SwappedTile.parse(tile), 3, KernelForm(overlapped=True))
         assert made.attrs["overlaps_launches"]
         assert "griddepcontrol" in str(made)
     assert FLAG not in str(roles(12, (16, 64, 512), "16x64x64/1x1/2").device)
@@ -512,9 +513,7 @@ def test_results_leave_for_rows_of_any_length(columns: int, tile: str, dtype: st
         problem,
         SwappedTile.parse(tile),
         3,
-        overlapped=True,
-        finish=Epilogue(bias="float32", activation="relu"),
-        columns=columns,
+        KernelForm(overlapped=True, finish=Epilogue(bias="float32", activation="relu"), columns=columns),
     )
     generated = generate(tvm.IRModule({"main": kernel}), HOPPER.target(), "tirx")
     plan, row = launch_plan(generated), 256

@@ -22,6 +22,7 @@ from tensorir_ladder.kernels.codegen.host_code import launch_plan
 from tensorir_ladder.kernels.codegen.launch_plan import MatrixRows, UnsupportedLaunch
 from tensorir_ladder.kernels.codegen.lowering import Generated, generate
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, arch_flags, ptxas_facts, run_nvcc
+from tensorir_ladder.kernels.kernel_form import KernelForm
 from tensorir_ladder.kernels.swapped import swapped
 from tensorir_ladder.kernels.tiles import RoleTile, RowsTile, most_stages
 from tensorir_ladder.kernels.whole_rows import WholeRows
@@ -31,7 +32,7 @@ from tensorir_ladder.schedules.workloads import Matmul
 
 def overlapped(shape: tuple[int, int, int], tile: str, stages: int = 3) -> Generated:
     """Lower the call's form of a tile's kernel."""
-    function = swapped(Matmul(*shape, "float16"), RoleTile.parse(tile), stages, overlapped=True)
+    function = swapped(Matmul(*shape, "float16"), RoleTile.parse(tile), stages, KernelForm(overlapped=True))
     return generate(tvm.IRModule({"main": function}), hopper().target, "tirx")
 
 

@@ -12,6 +12,7 @@ from support.cases import hopper
 from tensorir_ladder.emulator import EmulatedProgram
 from tensorir_ladder.kernels.codegen.host_code import launch_plan
 from tensorir_ladder.kernels.codegen.lowering import generate
+from tensorir_ladder.kernels.kernel_form import KernelForm
 from tensorir_ladder.kernels.persistent import persistent
 from tensorir_ladder.kernels.shifting import room_for, shifting
 from tensorir_ladder.kernels.swapped import swapped
@@ -95,15 +96,11 @@ def subject(name: str) -> Subject:
         problem, tile = Matmul(*shape, "float16", layout), ClusterTile.parse(text)
         return _whole(name, problem, shifting(problem, tile, shifts, *room_for(problem, tile, shifts), overlapped=True))
     number, variant, shape, layout, text, stages, multiprocessors = FORMS[name]
-    problem, tile = Matmul(*shape, "float16", layout), RoleTile.parse(text)
+    problem, tile, early = Matmul(*shape, "float16", layout), RoleTile.parse(text), KernelForm(overlapped=True)
     if number == 12:
-        return _whole(
-            name, problem, (swapped if tile.swapped else warp_specialized)(problem, tile, stages, overlapped=True)
-        )
+        return _whole(name, problem, (swapped if tile.swapped else warp_specialized)(problem, tile, stages, early))
     more = {"blocks": 2 if variant == "multicast" else 1, "stream_k": variant == "stream"}
-    return _whole(
-        name, problem, persistent(problem, tile, stages, machine=hopper(multiprocessors), overlapped=True, **more)
-    )
+    return _whole(name, problem, persistent(problem, tile, stages, early, machine=hopper(multiprocessors), **more))
 
 
 def _whole(name: str, problem: Matmul, function: tirx.PrimFunc) -> Subject:

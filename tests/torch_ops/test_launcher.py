@@ -32,6 +32,7 @@ from tensorir_ladder.kernels.codegen.launch_plan import (
 )
 from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.kernels.codegen.toolchain import Compiler
+from tensorir_ladder.kernels.kernel_form import KernelForm
 from tensorir_ladder.kernels.persistent import persistent
 from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
 from tensorir_ladder.kernels.tma_ring import tma_ring
@@ -123,7 +124,7 @@ def test_workspaces_are_what_is_no_matrix() -> None:
 
 
 def test_a_persistent_kernel_launches_with_its_cluster_and_its_wait() -> None:
-    plan = read(persistent(PROBLEM, ROLES, 4, machine=hopper(132), blocks=2, overlapped=True))
+    plan = read(persistent(PROBLEM, ROLES, 4, KernelForm(overlapped=True), machine=hopper(132), blocks=2))
     assert (plan.grid, plan.block, plan.cluster, plan.overlaps) == ((32, 1, 1), (384, 1, 1), (2, 1, 1), True)
 
 
