@@ -80,7 +80,7 @@ def persistent(
     tiles only). Helpers leave ``sums`` (float32) and ``flags`` (int32, zeros before the first call and after each) for
     owners: an element each where nothing is cut.
 
-    By its ``form``: ``overlapped`` blocks begin while the kernel before in the stream still runs, where it leaves them room: barriers
+    ``overlapped`` blocks begin while the kernel before in the stream still runs, where it leaves them room: barriers
     are ready when it ends, and all wait for that before they touch memory (programmatic dependent launch; the function
     says so in its attribute :data:`kernels.roles.OVERLAPS`). The next kernel's may begin once this one's last products
     are issued; with ``next_at_once``, which is nothing without ``overlapped``, from the start. At once pays only where

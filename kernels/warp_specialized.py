@@ -71,7 +71,8 @@ def warp_specialized(
 
     Nobody waits for a block barrier: a consumer waits for bytes, the producer for consumers, each on the stage's own
     two barriers. Registers go where they are needed (``setmaxnreg``). At least two stages, since a consumer keeps one
-    k tile's wgmma in flight. What ``form`` says is in :class:`kernels.kernel_form.KernelForm`. Edges, results, ``bounded``, ``stamps`` and ``finish`` are as in
+    k tile's wgmma in flight. ``form`` is a :class:`kernels.kernel_form.KernelForm`. Edges, results, and of the form
+    ``bounded``, ``stamps`` and ``finish`` are as in
     :func:`kernels.tma_ring.tma_ring`. A ``batch`` above 1 is as many products, and all buffers have it as their first
     dimension, except the bias, which is that of all; tensor maps of three dimensions keep a tile within its product.
 
