@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from support.cases import SMALL_TILES, STEPS
-from support.cases import FuzzOutcome as Printed
+from support.cases import Outcome as Printed
 from tensorir_ladder.harness.cli import parse
 from tensorir_ladder.harness.records.writing import is_alive
 from tensorir_ladder.harness.workers import Lost, Tell, _sweep, each_in_a_process
