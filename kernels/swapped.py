@@ -89,8 +89,8 @@ def swapped(
     their way together.
 
     Of ``form``, ``overlapped`` and ``next_at_once`` are as in :func:`kernels.persistent.persistent`; ``bounded``,
-    ``stamps``, ``finish`` and ``columns`` as in :func:`kernels.warp_specialized.warp_specialized`. Results of 16 bits and
-    rows of multiples of 16 bytes leave by TMA, others of 16 bits row by row, all others, and those of parts, from
+    ``stamps``, ``finish`` and ``columns`` as in :func:`kernels.warp_specialized.warp_specialized`. Results of 16 bits
+    and rows of multiples of 16 bytes leave by TMA, others of 16 bits row by row, all others, and those of parts, from
     registers.
 
     Raises
