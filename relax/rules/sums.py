@@ -159,9 +159,9 @@ def _with_root(function: tirx.PrimFunc, parts: Sequence[tirx.Stmt], allocated: I
 
 def _changed(block: s_tir.SBlock, **fields: object) -> s_tir.SBlock:
     """Return a block with other fields."""
-    names = ("iter_vars", "reads", "writes", "name_hint", "body")
-    names += ("init", "alloc_buffers", "match_buffers", "annotations")
-    return s_tir.SBlock(**{name: fields.get(name, getattr(block, name)) for name in names})
+    own = ("iter_vars", "reads", "writes", "name_hint", "body")
+    more = ("init", "alloc_buffers", "match_buffers", "annotations")
+    return s_tir.SBlock(**{name: fields.get(name, getattr(block, name)) for name in (*own, *more)})
 
 
 def _parts(body: tirx.Stmt) -> list[tirx.Stmt]:
