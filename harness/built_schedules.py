@@ -31,11 +31,11 @@ PATTERNS = (
     "harness/any_rows.py",
     "harness/machines.py",
     "schedules/**/*.py",
-    "torch_ops/costs/*-schedules.json",
+    "gpus/costs/*-schedules.json",
     "steps/*.py",
     "kernels/**/*.py",
-    "torch_ops/rates/*.py",
-    "torch_ops/rates/*.json",
+    "gpus/*.py",
+    "gpus/rates/*.json",
 )
 SOURCES = Sources(Path(__file__).parents[1], PATTERNS)
 

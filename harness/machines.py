@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from tvm.target import Target
 
+from tensorir_ladder.gpus import cost_rates, schedule_corrections
 from tensorir_ladder.harness.models.rate_files import Rates, rates_of
 from tensorir_ladder.schedules import cost
-from tensorir_ladder.torch_ops.rates import cost_rates, schedule_corrections
 
 
 class UnknownTarget(ValueError):

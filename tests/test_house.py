@@ -14,7 +14,7 @@ import pytest
 from support.sampling import sample
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("schedules", "kernels", "relax", "steps", "torch_ops", "harness", "reports", "emulator", "lab")
+FOLDERS = ("schedules", "kernels", "relax", "gpus", "steps", "torch_ops", "harness", "reports", "emulator", "lab")
 
 
 def public(body: list[ast.stmt]) -> Iterator[ast.FunctionDef | ast.ClassDef]:
@@ -101,11 +101,12 @@ MAY_IMPORT = {
     "kernels": {"schedules"},
     "relax.rules": {"schedules"},
     "relax": {"schedules", "kernels"},
+    "gpus": {"schedules"},
     "emulator": {"kernels"},
-    "torch_ops": {"schedules", "kernels", "relax.rules"},
+    "torch_ops": {"schedules", "kernels", "relax.rules", "gpus"},
     "steps": {"schedules", "kernels", "harness.cli"},
-    "harness": {"schedules", "kernels", "relax", "emulator", "torch_ops", "steps"},
-    "lab": {"schedules", "kernels", "relax", "emulator", "torch_ops", "steps", "harness"},
+    "harness": {"schedules", "kernels", "relax", "emulator", "gpus", "torch_ops", "steps"},
+    "lab": {"schedules", "kernels", "relax", "emulator", "gpus", "torch_ops", "steps", "harness"},
     "reports": {"schedules", "kernels", "steps", "harness"},
 }
 

@@ -12,7 +12,7 @@ strides and dtypes come for the first time:
 
 Where gradients are recorded or torch traces, :mod:`.custom_op` comes before: torch's operator, derivative and shapes.
 
-What they refuse is said in :mod:`.errors`. ``rates/``, ``costs/`` and ``tuned/`` are what was measured of each GPU.
+What they refuse is said in :mod:`.errors`; what was measured of each GPU is in :mod:`gpus`.
 Torch and a GPU are needed by calls alone; ``__init__.pyi`` lists the names, each of which is loaded when it is first
 used.
 """

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from tvm.target import Target
 
+from tensorir_ladder.gpus import COSTS, MODELLED, read
 from tensorir_ladder.kernels.tiles import RoleTile
 from tensorir_ladder.schedules.errors import IllegalTile
 from tensorir_ladder.schedules.isa import PANEL, WGMMA_ROWS
@@ -22,7 +23,6 @@ from tensorir_ladder.schedules.trees import Trees
 from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
 from tensorir_ladder.torch_ops.few_rows import Streamed
 from tensorir_ladder.torch_ops.problem import Choice
-from tensorir_ladder.torch_ops.rates import MODELLED, read
 from tensorir_ladder.torch_ops.step_kernels import (
     EXCHANGED,
     FLEXIBLE,
@@ -33,7 +33,6 @@ from tensorir_ladder.torch_ops.step_kernels import (
     with_stages,
 )
 
-FOLDER = Path(__file__).parent / "costs"
 ITEMSIZE, SUM_BYTES = 2, 4  # bytes of an operand's element and of a sum
 LINE, SECTOR, EIGHT = 64, 16, 8  # elements of a cache line and of its quarter; rows that wgmma takes at once
 CORRECTED = 24  # kernels that the formula puts first, which the trees put in order
@@ -306,14 +305,14 @@ class MenuFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_menu(gpu: str) -> MenuFile:
-    """Read a GPU's menu, or that of ``rates.MODELLED`` where it has none; DamagedFile names a bad file."""
+    """Read a GPU's menu, or that of ``gpus.MODELLED`` where it has none; DamagedFile names a bad file."""
     path = path_of(gpu)
     return read(path if path.exists() else path_of(MODELLED), MenuFile)
 
 
 def path_of(gpu: str) -> Path:
     """Return where a GPU's menu lies."""
-    return FOLDER / f"{gpu.lower().replace(' ', '-').replace('/', '-')}.json"
+    return COSTS / f"{gpu.lower().replace(' ', '-').replace('/', '-')}.json"
 
 
 def by_the_eight(m: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvm.target import Target
 
+from tensorir_ladder.gpus import cost_rates
 from tensorir_ladder.kernels.codegen.launch_plan import MatrixRows
 from tensorir_ladder.kernels.codegen.toolchain import require_compiler
 from tensorir_ladder.kernels.epilogue import can_store_by_tma
@@ -28,7 +29,6 @@ from tensorir_ladder.torch_ops.launcher import LoadedKernel, load_kernel
 from tensorir_ladder.torch_ops.operands import Form, Operands, arrange, check_bias, is_dense, output_rows
 from tensorir_ladder.torch_ops.problem import Conditions, Setting, UnpaddedOperands
 from tensorir_ladder.torch_ops.product import Product
-from tensorir_ladder.torch_ops.rates import cost_rates
 from tensorir_ladder.torch_ops.shifted import Shifting, shifts_rows
 from tensorir_ladder.torch_ops.short_reductions import Unaligned, more_microseconds, reads_as_they_lie
 

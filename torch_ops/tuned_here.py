@@ -19,17 +19,16 @@ import msgspec
 import tvm
 from tvm.target import Target
 
+from tensorir_ladder.gpus import TUNED, read
 from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
 from tensorir_ladder.schedules.cost import assumed_machine
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.launcher import TIR_PIPELINE
 from tensorir_ladder.torch_ops.problem import Choice, Setting
-from tensorir_ladder.torch_ops.rates import read
 from tensorir_ladder.torch_ops.step_kernels import KERNELS
 
 FOLDER, FILE = "LADDER_TUNED", "choices.jsonl"
-TUNED = Path(__file__).parent / "tuned"
 Extent = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 log = logging.getLogger(__name__)
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from tensorir_ladder.gpus import ScheduleTrees, schedules_path
 from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.calibration import (
@@ -67,7 +68,6 @@ from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.schedules.isa import VECTOR_BYTES
 from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
 from tensorir_ladder.torch_ops import menu as menu_files
-from tensorir_ladder.torch_ops.rates import ScheduleTrees, schedules_path
 
 CALL = "call"
 PARTS = (CALL, *DTYPES)
@@ -95,7 +95,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="draw and build, and time nothing")
     parser.add_argument("--fit", action="store_true", help="time nothing: fit to the files' times of all GPUs")
     add_jobs(parser)
-    text = "folder of times and of what is fitted to them (reports/results and torch_ops/costs)"
+    text = "folder of times and of what is fitted to them (reports/results and gpus/costs)"
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=text)
 
 

@@ -1,4 +1,4 @@
-"""Rates files: all that was measured of one GPU, as data (``torch_ops/rates/ARCH-GPU.json``).
+"""Rates files: all that was measured of one GPU, as data (``gpus/rates/ARCH-GPU.json``).
 
 A file holds quantities; a quantity is one number, or several over something that was varied. Units are in the
 quantities' names.
@@ -16,10 +16,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from tensorir_ladder.gpus import RATES
 from tensorir_ladder.harness.records import RecordError, path_name, read_file, write_atomically
-from tensorir_ladder.torch_ops import rates
 
-RATES = rates.FOLDER
 NEEDED = ("copy_gb_s", "dram_latency_ns", "fp32_gflops", "sm_clock_mhz")  # the least that predictions take
 REMEDY = "restore it from git, or delete it and measure on that GPU: ladder microbench"
 

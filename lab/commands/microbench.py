@@ -18,7 +18,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add which quantities to measure, and where their file lies."""
     parser.add_argument("--only", metavar="NAME,…", help=f"quantities (all): {', '.join(BENCHMARKS)}")
     add_revision(parser)
-    parser.add_argument("--out", type=Path, default=RATES, help="folder for the GPU's file (torch_ops/rates)")
+    parser.add_argument("--out", type=Path, default=RATES, help="folder for the GPU's file (gpus/rates)")
 
 
 def run(options: argparse.Namespace, command: str) -> int:

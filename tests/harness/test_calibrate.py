@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from support.fake_gpu import Command
+from tensorir_ladder.gpus import ScheduleTrees
 from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.call_menus import Candidate, call_menus_bytes, call_menus_path, read_call_menus
@@ -24,7 +25,6 @@ from tensorir_ladder.harness.shapes import draw_shapes
 from tensorir_ladder.harness.verify import WrongResult
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.torch_ops.menu import MenuFile
-from tensorir_ladder.torch_ops.rates import ScheduleTrees
 
 H200 = machine_for("sm_90a")
 CALLS, SCHEDULES = "h200-call-menus.json.xz", "h200-schedule-menus.json.xz"

@@ -10,6 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from tensorir_ladder import gpus
+from tensorir_ladder.gpus import schedule_corrections, schedules_path
 from tensorir_ladder.harness.machines import DEFAULT_ARCH, machine_for
 from tensorir_ladder.schedules import cost
 from tensorir_ladder.schedules.cost import Machine, Planned
@@ -18,9 +20,7 @@ from tensorir_ladder.schedules.trees import LEAF, Trees
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.choice import choose_step
 from tensorir_ladder.steps.registry import find_steps
-from tensorir_ladder.torch_ops import rates
 from tensorir_ladder.torch_ops.errors import DamagedFile
-from tensorir_ladder.torch_ops.rates import schedule_corrections, schedules_path
 
 # n <= 8: 1, else m <= 2: 10, else 100;  and a tree of one leaf.
 TWO = Trees(features=("m", "n"), asks=(1, LEAF, 0, LEAF, LEAF, LEAF), at=(8.0, 1.0, 2.0, 10.0, 100.0, 0.5))
@@ -57,7 +57,7 @@ def test_trees_that_are_not_whole_are_refused(
     bad = {**msgspec.to_builtins(TWO), field: value}
     content = {"gpu": "NVIDIA Other", "origin": "", "warps": msgspec.to_builtins(TWO), "warpgroups": bad}
     (path := tmp_path / "trees.json").write_text(json.dumps(content))
-    monkeypatch.setattr(rates, "schedules_path", lambda _gpu: path)
+    monkeypatch.setattr(gpus, "schedules_path", lambda _gpu: path)
     with pytest.raises(DamagedFile, match=rf"{path.name} is damaged .*restore it"):
         schedule_corrections.__wrapped__("NVIDIA Other")
 

@@ -287,7 +287,7 @@ def test_a_damaged_menu_is_named(change: dict[str, Any], tmp_path: Path, monkeyp
     whole = json.loads(menu_files.path_of("NVIDIA H200").read_text())
     path = tmp_path / "nvidia-h200.json"
     path.write_text(json.dumps(whole | change))
-    monkeypatch.setattr(menu_files, "FOLDER", tmp_path)
+    monkeypatch.setattr(menu_files, "COSTS", tmp_path)
     for gpu in ("NVIDIA H200", "NVIDIA Other"):
         with pytest.raises(DamagedFile, match=r"nvidia-h200\.json is damaged"):
             read_menu(gpu)

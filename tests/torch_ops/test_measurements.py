@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tensorir_ladder.torch_ops import rates, tuned_here
+from tensorir_ladder import gpus
+from tensorir_ladder.torch_ops import tuned_here
 from tensorir_ladder.torch_ops.errors import DamagedFile
 
 GPU = "NVIDIA Other"
@@ -20,27 +21,27 @@ DAMAGE = [b"", b"{", b"5", b"\xff\xfe", b"[" * 100_000, b'{"gpu": 1}', b"[[]]"]
 def test_a_damaged_rates_file_is_named(content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "sm_90a-x.json"
     path.write_bytes(content)
-    monkeypatch.setattr(rates, "FOLDER", tmp_path)
+    monkeypatch.setattr(gpus, "RATES", tmp_path)
     with pytest.raises(DamagedFile, match="install the package again") as caught:
-        rates.cost_rates.__wrapped__(GPU)
+        gpus.cost_rates.__wrapped__(GPU)
     assert str(path) in str(caught.value)
 
 
 @pytest.mark.parametrize("medians", [[], [0.0], [-1], ["1"], [10**400], None])
 def test_rates_that_are_none_are_named(medians: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (file,) = rates.FOLDER.glob("*h200.json")
+    (file,) = gpus.RATES.glob("*h200.json")
     whole = json.loads(file.read_text())
     whole["quantities"]["launch_cycles"]["medians"] = medians
     (tmp_path / file.name).write_text(json.dumps(whole))
-    monkeypatch.setattr(rates, "FOLDER", tmp_path)
+    monkeypatch.setattr(gpus, "RATES", tmp_path)
     with pytest.raises(DamagedFile, match=r"h200\.json is damaged"):
-        rates.cost_rates.__wrapped__(GPU)
+        gpus.cost_rates.__wrapped__(GPU)
 
 
 def test_rates_that_are_missing_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rates, "FOLDER", tmp_path)
+    monkeypatch.setattr(gpus, "RATES", tmp_path)
     with pytest.raises(DamagedFile, match="launch_cycles"):
-        rates.cost_rates.__wrapped__(GPU)
+        gpus.cost_rates.__wrapped__(GPU)
 
 
 def test_a_tuned_choice_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

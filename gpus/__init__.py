@@ -1,6 +1,10 @@
-"""Measurements of each GPU, a file for each (``ARCH-GPU.json``, written by ``ladder microbench``).
+"""What was measured of GPUs, a file for each: rates, times of kernels with what is fitted to them, tuned shapes.
 
-This reads what the cost model takes; :mod:`harness.models.rate_files` reads all, with where it comes from.
+- ``rates/`` (``ladder microbench``): read here as the cost model takes them; :mod:`harness.models.rate_files` reads
+  all, with where it comes from.
+- ``costs/`` (``ladder calibrate``): menus of the call's kernels (:mod:`torch_ops.menu`), and trees that correct the
+  schedules' formulas.
+- ``tuned/``: shapes for which we know the fastest kernel (:mod:`torch_ops.tuned_here`).
 """
 
 from __future__ import annotations
@@ -14,10 +18,10 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from tensorir_ladder.schedules.cost import CostRates
+from tensorir_ladder.schedules.errors import DamagedFile
 from tensorir_ladder.schedules.trees import Trees
-from tensorir_ladder.torch_ops.errors import DamagedFile
 
-FOLDER = Path(__file__).parent
+RATES, COSTS, TUNED = (Path(__file__).parent / name for name in ("rates", "costs", "tuned"))
 REMEDY = "restore it from git, or install the package again"
 Kind = TypeVar("Kind")
 MODELLED = "NVIDIA H200"  # the GPU of which everything was measured that the cost model takes
@@ -39,11 +43,11 @@ def cost_rates(gpu: str | None = None) -> CostRates:
     Only the order of candidates depends on it. The numbers marked as set by hand or measured once stand in the files
     with their origin.
     """
-    files = [read(path, _Rates) for path in sorted(FOLDER.glob("*.json"))]
+    files = [read(path, _Rates) for path in sorted(RATES.glob("*.json"))]
     quantities = {file.gpu: file.quantities for file in files}
     known = quantities.get(MODELLED, {}) | quantities.get(gpu, {})
     if missing := [field.name for field in fields(CostRates) if field.name not in known]:
-        raise DamagedFile(f"{FOLDER} has no file of the {MODELLED} with {', '.join(missing)}; {REMEDY}")
+        raise DamagedFile(f"{RATES} has no file of the {MODELLED} with {', '.join(missing)}; {REMEDY}")
     return CostRates(**{field.name: known[field.name].medians[0] for field in fields(CostRates)})
 
 
@@ -68,7 +72,7 @@ def schedule_corrections(gpu: str) -> tuple[Trees, Trees]:
 
 def schedules_path(gpu: str) -> Path:
     """Return where the trees of a GPU's schedules lie."""
-    return FOLDER.parent / "costs" / f"{re.sub(r'[^a-z0-9]+', '-', gpu.lower())}-schedules.json"
+    return COSTS / f"{re.sub(r'[^a-z0-9]+', '-', gpu.lower())}-schedules.json"
 
 
 def read(path: Path, kind: type[Kind]) -> Kind:
