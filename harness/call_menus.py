@@ -6,11 +6,11 @@ A GPU's times lie in ``reports/results``; ``ladder calibrate`` adds to them and 
 from __future__ import annotations
 
 import lzma
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -36,6 +36,7 @@ from tensorir_ladder.torch_ops.problem import Choice, Setting
 from tensorir_ladder.torch_ops.step_kernels import name_kernel, parse_kernel, with_stages
 
 NAME = "call-menus.json.xz"  # behind the GPU's
+Times = TypeVar("Times")  # of one GPU, which they name
 GROUPS = ("llm", "random8", "decode")  # whose products TMA reads unpadded
 SQUARES = "squares"  # powers of two, and a little more, whose rows lie across cache lines
 SIDES = tuple(side + more for side in (256, 512, 1024, 2048, 4096, 8192) for more in (0, 24))
@@ -84,13 +85,18 @@ def call_menus_path(folder: Path, gpu: str) -> Path:
 
 def read_call_menus(path: Path) -> CallMenus:
     """Read a GPU's times; DamagedFile says what is wrong."""
+    return read_times(path, CallMenus, call_menus_path)
+
+
+def read_times(path: Path, kind: type[Times], path_of: Callable[[Path, str], Path]) -> Times:
+    """Read a GPU's packed times, which lie where ``path_of(folder, gpu)`` says; DamagedFile says what is wrong."""
     try:
-        menus = msgspec.json.decode(lzma.decompress(path.read_bytes()), type=CallMenus)
+        times = msgspec.json.decode(lzma.decompress(path.read_bytes()), type=kind)
     except (ValueError, lzma.LZMAError) as error:  # msgspec's errors are ValueErrors
         raise DamagedFile(f"{path} is damaged ({error}); restore it from git") from error
-    if call_menus_path(path.parent, menus.gpu) != path:
-        raise DamagedFile(f"{path} has times of the {menus.gpu}, whose name it does not bear; restore it from git")
-    return menus
+    if path_of(path.parent, times.gpu) != path:
+        raise DamagedFile(f"{path} has times of the {times.gpu}, whose name it does not bear; restore it from git")
+    return times
 
 
 def call_menus_bytes(menus: CallMenus) -> bytes:

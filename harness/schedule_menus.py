@@ -15,13 +15,12 @@ import msgspec
 
 from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.built_schedules import build_schedule, load_schedule
-from tensorir_ladder.harness.call_menus import DIGITS, race_menu
+from tensorir_ladder.harness.call_menus import DIGITS, race_menu, read_times
 from tensorir_ladder.harness.execution import GpuBackend
 from tensorir_ladder.harness.machines import GpuSpec
 from tensorir_ladder.harness.records import gpu_slug
 from tensorir_ladder.kernels.codegen.toolchain import Compiler
 from tensorir_ladder.schedules.cost import Planned, first_choices, planned_cost, plans_beside
-from tensorir_ladder.schedules.errors import DamagedFile
 from tensorir_ladder.schedules.tiles import Choice, WarpgroupTile, WarpTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.choice import choose_step
@@ -74,13 +73,7 @@ def menus_in(folder: Path) -> list[Path]:
 
 def read_menus(path: Path) -> ScheduleMenus:
     """Read a GPU's times; DamagedFile says what is wrong."""
-    try:
-        menus = msgspec.json.decode(lzma.decompress(path.read_bytes()), type=ScheduleMenus)
-    except (ValueError, lzma.LZMAError) as error:  # msgspec's errors are ValueErrors
-        raise DamagedFile(f"{path} is damaged ({error}); restore it from git") from error
-    if menus_path(path.parent, menus.gpu) != path:
-        raise DamagedFile(f"{path} has times of the {menus.gpu}, whose name it does not bear; restore it from git")
-    return menus
+    return read_times(path, ScheduleMenus, menus_path)
 
 
 def menus_bytes(menus: ScheduleMenus) -> bytes:

@@ -32,7 +32,7 @@ class UnpaddedOperands(NamedTuple):
 
 @dataclass(frozen=True)
 class Conditions:
-    """What the choice of a kernel depends on besides the product and the GPU.
+    """Hold what the choice of a kernel depends on besides the product and the GPU.
 
     ``batch``: number of such products in one launch. ``any_rows``: the kernel takes any number of rows up to the
     product's. ``dense``: operands have no gaps between rows, so that a kernel may stream one of them. ``narrows``: TMA
@@ -57,7 +57,7 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a kernel is made for besides its product.
+    """Hold what a kernel is made for besides its product.
 
     ``straddles``: rows of B lie across cache lines; ``finish``: the epilogue, applied before sums are rounded;
     ``batch``: the number of products; ``any_rows``: the kernel takes any number of rows up to the product's (both only

@@ -90,7 +90,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layout", choices=LAYOUTS, help="B as the products of --shape have it stored (nn)")
     text = f"kernels of the call that each product is timed with, the likeliest ({LIKELIEST})"
     parser.add_argument("--kernels", type=between(2, MOST_KERNELS), default=LIKELIEST, metavar="KERNELS", help=text)
-    text = "begin no shape after so many seconds of timing (none)"
+    text = "begin no shape after this many seconds of timing (none)"
     parser.add_argument("--time-limit", type=between(1, 10**6, float), default=math.inf, metavar="SECONDS", help=text)
     parser.add_argument("--dry-run", action="store_true", help="draw and build, and time nothing")
     parser.add_argument("--fit", action="store_true", help="time nothing: fit to the files' times of all GPUs")
@@ -131,7 +131,7 @@ def run(options: argparse.Namespace, command: str) -> int:
 
 @dataclass(frozen=True)
 class _Part:
-    """What one part times: its products, what each is timed with, and how.
+    """Describe what a part times: its products, the kernels of each, and how.
 
     ``time(taken)`` times a product's, writes the file, and returns a line for the user.
     """

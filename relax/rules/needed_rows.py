@@ -27,7 +27,7 @@ from tensorir_ladder.schedules.inspection import is_one, is_zero
 
 @dataclass(frozen=True)
 class _Taken:
-    """What is read along an axis of a buffer: the element at ``step * i + first`` for each i below ``extent``."""
+    """Name the elements read along an axis of a buffer: the one at ``step * i + first`` for each i below ``extent``."""
 
     step: int
     first: ir.Expr
