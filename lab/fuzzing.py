@@ -58,7 +58,7 @@ class Place:
 
 def _largest_emulated(step: Step, tile: BlockTile, m: int, n: int) -> tuple[int, int, int]:
     if not step.explicit:  # those that may cut a reduction have a longer one
-        return 96, 96, 320 if step.tiles.plan or any(form.splits_k for form in step.variants) else 128
+        return 96, 96, 320 if any(form.splits_k for form in step.variants) else 128
     outputs = -(-m // tile.block_m) * -(-n // tile.block_n) * tile.block_m * tile.block_n
     return 3 * tile.block_m, 2 * tile.block_n, max(tile.block_k, min(EMULATED_DEPTH, EMULATED_WORK // outputs))
 

@@ -23,11 +23,13 @@ from typing import Annotated, Any, get_args, get_origin
 import tvm_ffi
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.target import Target
 
 from tensorir_ladder.harness.workers import Tell
 from tensorir_ladder.lab.draws import Draws, Outcome
 from tensorir_ladder.schedules import loops, memory, pipeline, recipes, tensor_cores, workloads
 from tensorir_ladder.schedules.arguments import handles_in, hints_of
+from tensorir_ladder.schedules.cost import Machine, Planned, assumed_machine
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.faces import takes_schedule
 from tensorir_ladder.schedules.inspection import FRAGMENT, SHARED_SCOPES
@@ -47,6 +49,8 @@ TILES: dict[type, tuple[Any, ...]] = {
     Staging: (Staging(2), Staging(1, 1024)),
     WeightsTile: (WeightsTile(1, 1, 1, (4, 1, 1), 8, 32), WeightsTile(2, 4, 1, (1, 1, 1), 16, 16, "columns")),
     MmaInstruction: (*MMA.values(), TF32),
+    Planned: (Planned(), Planned(2, (True, False)), Planned(1, (True, True), True, (2, 1), True)),
+    Machine: (assumed_machine(Target({"kind": "cuda", "arch": "sm_90a"})),),
 }
 FOREIGN = (None, "matmul", 2.5, 0, -1, 33, 10**9, (), [], (0, 0), (33, 33), (1, 2, 3), {}, True, "32x32x16/4x4", b"x")
 SCOPES = (*SHARED_SCOPES, "local", FRAGMENT, "global", "auto", "")

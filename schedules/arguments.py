@@ -176,7 +176,8 @@ def checked_arguments(
 def _as_python(value: Any) -> Any:
     """Return Python's number for a whole one of numpy or TVM, a list for an array of theirs; all else as it is."""
     if isinstance(value, tuple):
-        return tuple(map(_as_python, value))
+        parts = map(_as_python, value)
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)  # a NamedTuple stays one
     if _is_sequence(value):
         return [_as_python(each) for each in value]
     return int(value) if _is_whole(value) else value

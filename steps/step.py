@@ -43,7 +43,8 @@ class Variant:
     loop has stages. ``fewest_stages``: it works with no fewer, of a reduction that has as many k tiles. ``tuned``:
     tuning may take it in the default's place, since it computes the same in the same order. ``debug``: a build that
     says what went wrong, which nobody measures unless asked to. ``splits_k``: it cuts a long reduction in parts.
-    ``tiles`` are those that it chooses among, where the step's are not.
+    ``tiles`` are those that it chooses among, where the step's are not. ``schedule(problem, config, planned)`` makes it
+    in the place of the step's, from what :meth:`Step.plan` returns.
     ``fits(problem, config)``: it may be taken in the default's place, and does something else than the default there.
     What models of its time ask: ``one_barrier`` per k tile; ``unrolled_ring``, so that stage numbers are constants;
     ``unroll``, how many steps of a k tile are written out (None: all); ``modelled``: the depth model covers its loop.
@@ -60,6 +61,7 @@ class Variant:
     debug: bool = False
     splits_k: bool = False
     tiles: TileSet | None = None
+    schedule: Callable[..., Schedule] | None = None
     fits: Callable[[Matmul, Config], bool] | None = None
     one_barrier: bool = False
     unrolled_ring: bool = False
@@ -285,11 +287,17 @@ class Step:
 
 
 def checked(make: Callable[..., Made]) -> Callable[..., Made]:
-    """Have a step's ``schedule`` or ``kernel`` ask its file's STEP first (:meth:`Step.check`), whoever calls it."""
+    """Have a step's ``schedule`` or ``kernel`` ask its file's STEP first (:meth:`Step.check`), whoever calls it.
+
+    A variant that has a ``schedule`` is made by that one, as :meth:`Step.plan` says.
+    """
 
     @functools.wraps(make)
-    def check_and_make(problem: Matmul, config: Config, **more: Any) -> Made:
-        make.__globals__["STEP"].check(problem, config)
+    def check_and_make(problem: Matmul, config: Config, **more: Any) -> Any:
+        step: Step = make.__globals__["STEP"]
+        step.check(problem, config)
+        if own := step.variant(config.variant).schedule:
+            return own(problem, config, step.plan(problem, config), **more)
         return make(problem, config, **more)
 
     return check_and_make

@@ -57,7 +57,7 @@ SUBJECTS = (
     Subject(9, "any_m", (61, 59, 216), _MMA, 4),
     Subject(9, "tf32", (61, 60, 216), _MMA, 3),
     Subject(10, "rows", (120, 120, 488), _GROUP, 4),
-    Subject(10, "rows", (64, 120, 2056), _GROUP, 4, 4),  # the reduction in parts
+    Subject(10, "fitted", (64, 120, 2056), _GROUP, 4, 4),  # the reduction in parts
     Subject(10, "in_flight", (120, 120, 488), _GROUP, 4, layout="nt"),
     Subject(10, "awaited", (120, 120, 488), _GROUP, 4),
     Subject(10, "boxes", _MANY, _GROUP, 3, 4),

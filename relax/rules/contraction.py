@@ -6,7 +6,7 @@ by the first *engine* that takes it:
 =========  ==================================================  =====================================================
 engine     the ladder's                                        takes
 =========  ==================================================  =====================================================
-wgmma      step 10, fitted: warpgroups, a ring filled first    16-bit operands on sm_90a, the first stored by rows
+wgmma      step 10: warpgroups, a ring filled first            16-bit operands on sm_90a, the first stored by rows
 mma        step 9: warps, a ring filled by cp.async            16-bit operands on sm_80 and newer
 warps      step 7: ordinary cores, by warps                    float32 with cp.async
 threads    step 6: ordinary cores, by threads                  all else

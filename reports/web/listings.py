@@ -111,11 +111,12 @@ def compiled_for_reports(sources: Sources) -> list[ListedKernel]:
 
     Neither of builds for debugging nor of another arithmetic than the steps', whose texts are as long as all others.
     """
+    forms = {(number, form.name): form for number, step in sources.steps.items() for form in step.variants}
     found = []
     for kernel in kernels(sources):
         usual = kernel.default and set(kernel.shape) == {LISTED_SIZES[0]}
-        form = sources.steps[kernel.step].variant(kernel.variant)
-        if usual and not form.debug and form.math == "ieee":
+        form = forms.get((kernel.step, kernel.variant))  # None of one that was measured, and is gone
+        if usual and form and not form.debug and form.math == "ieee":
             found.append(kernel)
     return found
 

@@ -18,4 +18,6 @@ from .streamed_weights import WeightsTile as WeightsTile
 from .streamed_weights import operand_loads as operand_loads
 from .streamed_weights import stream_weights as stream_weights
 from .warp_tiling import WarpContraction as WarpContraction
+from .warp_tiling import multiply_by_warps as multiply_by_warps
 from .warp_tiling import stage_for_warps as stage_for_warps
+from .warpgroup_tiling import multiply_by_warpgroups as multiply_by_warpgroups

@@ -25,6 +25,18 @@ class SplitReduction:
     total: SBlockRV
 
 
+def check_parts(sch: Schedule, block: SBlockRV, parts: int) -> None:
+    """Raise IllegalSchedule for fewer parts of a block's reduction than one."""
+    if parts < 1:
+        raise IllegalSchedule(
+            "a reduction has one part or more",
+            block=block_name(sch, block),
+            value=parts,
+            limit="at least 1",
+            remedy="give 1 to leave it whole",
+        )
+
+
 def split_reduction(sch: Schedule, block: SBlockRV, parts: int, step: Positive = 1) -> SplitReduction:
     """Sum a contraction's reduction in ``parts`` parts, which another step adds up.
 

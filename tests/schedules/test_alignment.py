@@ -111,8 +111,8 @@ STRADDLING = [((72, 136, 200), "nn"), ((72, 136, 200), "nt"), ((200, 8, 72), "nn
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("shape", "layout"), STRADDLING, ids=str)
 def test_rows_that_straddle_cache_lines_are_copied_in_vectors(shape, layout) -> None:
-    computes(shape, layout, "rows", planned=SECTORS)
-    kernel = built(shape, layout, planned=SECTORS)
+    computes(shape, layout, "fitted", planned=SECTORS)
+    kernel = built(shape, layout, "fitted", planned=SECTORS)
     assert kernel.launches == 2
     copying = kernel.text_of("main_kernel")
     by_vector = {name for name, row in zip("AB", (shape[2], shape[2 if layout == "nt" else 1])) if row % 8 == 0}
@@ -218,25 +218,23 @@ def test_each_operand_has_rows_of_its_own_length() -> None:
     assert "A_ptr[" in text
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("variant", ["rows", "fitted"])
 @pytest.mark.parametrize("first", [(True, False), (False, True)], ids=str)
-def test_a_product_with_one_operand_copied_is_right(variant: str, first: tuple[bool, bool]) -> None:
+def test_a_product_with_one_operand_copied_is_right(first: tuple[bool, bool]) -> None:
     problem = Matmul(200, 136, 200, "float16")
-    asked = replace(config(variant, SMALL, 3), planned=Planned(copied=first))
+    asked = replace(config("fitted", SMALL, 3), planned=Planned(copied=first))
     sch = step10_wgmma.schedule_for_cpu(problem, asked)
     assert [str(buffer.name) for buffer in workspaces(sch.mod)] == ["A_pad" if first[0] else "B_pad"]
     check_on_cpu(sch, problem)
 
 
-SPLIT_SHAPES = [((63, 65, 2099), "nn"), ((64, 64, 2048), "nt")]
+SPLIT_SHAPES = [((63, 65, 2099), "nn", Planned(2, (True, True))), ((64, 64, 2048), "nt", Planned(2))]
 
 
-@pytest.mark.parametrize(("shape", "layout"), SPLIT_SHAPES, ids=str)
-def test_a_split_reduction_is_right_with_and_without_aligned_rows(shape, layout) -> None:
-    computes(shape, layout, "rows", "bfloat16")
-    kernel = built(shape, layout, "rows", "bfloat16")
-    assert kernel.launches == (3 if shape[2] % 8 else 2)
+@pytest.mark.parametrize(("shape", "layout", "planned"), SPLIT_SHAPES, ids=str)
+def test_a_split_reduction_is_right_with_and_without_aligned_rows(shape, layout, planned: Planned) -> None:
+    computes(shape, layout, "fitted", "bfloat16", planned=planned)
+    kernel = built(shape, layout, "fitted", "bfloat16", planned=planned)
+    assert kernel.launches == 2 + any(planned.copied)
     assert "wgmma_m64n64k64" in kernel.body
 
 
@@ -294,7 +292,7 @@ def test_an_unaligned_output_is_stored_row_by_row_too() -> None:
 
 
 def test_figures_are_those_of_the_kernel_with_the_contraction() -> None:
-    kernel = built((63, 65, 2099), "nn")
+    kernel = built((63, 65, 2099), "nn", "fitted", planned=Planned(2, (True, True)))
     assert kernel.launches == 3
     assert kernel.main_kernel == "main_kernel_1"
     assert kernel.launch == {"blockIdx.x": 2 * 2, "threadIdx.x": 128, "threadIdx.y": 1}
@@ -303,7 +301,7 @@ def test_figures_are_those_of_the_kernel_with_the_contraction() -> None:
     padded_a, padded_b, partial = 64 * 2176 * 2, 2176 * 128 * 2, 2 * 64 * 128 * 4
     assert kernel.workspace_bytes == padded_a + padded_b + partial
     assert "A_pad_local" not in kernel.pipeline["statements"], "the copies' own pipeline"
-    alone = built((64, 64, 512), "nn")
+    alone = built((64, 64, 512), "nn", "fitted")
     assert kernel.pipeline["software_pipeline_stage"] == alone.pipeline["software_pipeline_stage"]
     assert (alone.launches, alone.workspace_bytes, alone.main_kernel) == (1, 0, "main_kernel")
     assert alone.body.startswith('extern "C" __global__')
@@ -354,29 +352,16 @@ def test_parts_fill_the_gpu_and_are_no_shorter_than_asked(tiles, multiprocessors
     assert parts_to_fill(tiles, multiprocessors, steps, least) == parts
 
 
-def test_the_default_tile_of_a_split_product_is_one_whose_parts_fill_the_gpu() -> None:
-    step, machine, problem = STEPS[10], machine_for("sm_90a"), Matmul(1024, 1024, 14336, "float16")
-    whole, split = (Case.default(step, problem, machine, variant) for variant in ("whole", ""))
-    assert split.variant == "rows"
-    assert (whole.tile.block_m, whole.tile.block_n) != (split.tile.block_m, split.tile.block_n)
-    assert lower(split).blocks == 4 * 32
+SHAPES = [(256, 256, 256), (1024, 1024, 14336), (4088, 4088, 4088), (3000, 1111, 777)]
 
 
-UNSPLIT = [
-    *((size, size, size) for size in (256, 1024, 4096, 4088, 4095)),
-    (4096, 4096, 14336),
-    (3000, 1111, 777),
-]
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("shape", UNSPLIT, ids=str)
-def test_where_tiles_fill_the_gpu_or_the_reduction_is_short_nothing_is_split(shape) -> None:
-    rows, whole = (
-        Case.default(STEPS[10], Matmul(*shape, "float16"), machine_for("sm_90a"), v) for v in ("rows", "whole")
-    )
-    assert (rows.tile, rows.stages, STEPS[10].plan(rows.problem, rows.config).parts) == (whole.tile, whole.stages, 1)
-    assert lower(rows).cuda == lower(whole).cuda
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_step_10_s_default_copies_only_rows_of_no_whole_vectors_and_never_cuts_the_reduction(shape) -> None:
+    kernel = lower(Case.default(STEPS[10], Matmul(*shape, "float16"), machine_for("sm_90a")))
+    names = [str(buffer.name) for buffer in kernel.workspaces]
+    assert names == [name for name, row in (("A_pad", shape[2]), ("B_pad", shape[1])) if row % 8]
+    assert kernel.launches == 1 + bool(names)
 
 
 def test_copies_are_made_openly() -> None:

@@ -31,7 +31,7 @@ from tensorir_ladder.schedules.tensor_cores import (
 )
 from tensorir_ladder.schedules.tiles import Choice, WarpgroupTile
 from tensorir_ladder.schedules.workloads import Matmul, batched_matmul, matmul_bias_relu
-from tensorir_ladder.steps import step10_wgmma
+from tensorir_ladder.steps import any_shape
 
 TARGET = Target({"kind": "cuda", "arch": "sm_90a"})
 
@@ -565,6 +565,6 @@ def test_swapped_operands_are_chosen_where_rows_fit_them_better() -> None:
     assert cycles("104x64x64swapped/1x1", problem) < min(
         cycles("64x64x64/1x1", problem), cycles("128x64x64/2x1", problem)
     )
-    chosen = cost.choose(step10_wgmma.BOXES, problem, MACHINE)
+    chosen = cost.choose(any_shape.BOX_TILES, problem, MACHINE)
     assert chosen.tile.swapped
     assert chosen.tile.block_m == 104

@@ -39,7 +39,7 @@ from tensorir_ladder.schedules.loops import (
 )
 from tensorir_ladder.schedules.loops.serpentine import SERPENTINE
 from tensorir_ladder.schedules.memory import stage_transposed
-from tensorir_ladder.schedules.recipes import stage_for_warps
+from tensorir_ladder.schedules.recipes import multiply_by_warps, stage_for_warps, warp_tiling
 from tensorir_ladder.schedules.tiles import Choice, ThreadTile, WarpTile
 from tensorir_ladder.schedules.workloads import (
     Matmul,
@@ -135,22 +135,63 @@ def test_variants_add_in_the_same_order(variant: str, tile: WarpTile) -> None:
 
 
 WAYS = [(True, True), (True, False), (False, True), (False, False)]  # to copy operands first
-FITS = [step7.Fit(parts, copied, collected) for parts, collected in ((1, True), (3, False)) for copied in WAYS]
+PLANS = [Planned(parts, copied) for parts in (1, 3) for copied in WAYS]
+MACHINE = machine_for("sm_90a").for_choices()
+
+
+def multiplied(problem: Matmul, tile: WarpTile, planned: Planned) -> Schedule:
+    """A product of any shape by warps, with a plan of the test's own."""
+    sch = Schedule(problem.prim_func())
+    multiply_by_warps(sch, sch.get_sblock("matmul"), tile, 2, planned, MACHINE)
+    return sch
 
 
 @pytest.mark.sampled(3)
+@pytest.mark.filterwarnings("ignore:copied to")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("tile", [SMALL, SLICED[4], AHEAD], ids=str)
-@pytest.mark.parametrize("fit", FITS, ids=str)
-def test_a_product_is_right_however_it_is_fitted(
-    fit: step7.Fit, tile: WarpTile, layout: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(step7, "fit_of", lambda problem, config: fit)
+@pytest.mark.parametrize("planned", PLANS, ids=str)
+def test_a_product_is_right_however_it_is_planned(planned: Planned, tile: WarpTile, layout: str) -> None:
+    """A B stored [n, k] is transposed on its way, and never copied in front."""
     shape = (33, 35, 6 * tile.block_k + 1)
     a, b, expected = operands(shape, layout)
-    sch = step7.schedule(Matmul(*shape, layout=layout), config("fitted", tile, 2))
-    assert [name in workspaces_of(sch) for name in ("A_pad", "B_pad")] == list(fit.copied)
+    sch = multiplied(Matmul(*shape, layout=layout), tile, planned)
+    of_a, of_b = planned.copied
+    assert [name in workspaces_of(sch) for name in ("A_pad", "B_pad")] == [of_a, of_b and layout == "nn"]
     close(run(sch, a, b, shape=shape[:2]), expected)
+
+
+@pytest.mark.filterwarnings("ignore:copied to")
+@pytest.mark.parametrize("copied", [(False, False), (True, True)])
+def test_products_of_a_batch_are_right_in_any_shape(copied: tuple[bool, bool]) -> None:
+    a, b, expected = operands((33, 35, 41), batch=(2,))
+    sch = Schedule(batched_matmul(2, Matmul(33, 35, 41)))
+    multiply_by_warps(sch, sch.get_sblock("matmul"), SLICED[2], 3, Planned(1, copied), MACHINE)
+    close(run(sch, a, b, shape=expected.shape), expected)
+
+
+def test_an_epilogue_is_fused_behind_a_product_of_any_shape() -> None:
+    sch = Schedule(matmul_bias_relu(Matmul(33, 35, 41)))
+    multiply_by_warps(sch, sch.get_sblock("matmul"), SMALL, 2, Planned(), MACHINE)
+    a, b, expected = operands((33, 35, 41))
+    bias = normal(35)
+    close(run(sch, a, b, bias, shape=(33, 35)), np.maximum(expected + bias, 0))
+
+
+@pytest.mark.parametrize(
+    ("function", "parts", "message"),
+    [
+        (Matmul(33, 35, 70).prim_func(), 0, "one part or more"),
+        (batched_matmul(2, Matmul(33, 35, 70)), 2, "without batch"),
+    ],
+    ids=["none", "of a batch"],
+)
+def test_parts_that_no_reduction_has_are_refused(function: tirx.PrimFunc, parts: int, message: str) -> None:
+    sch = Schedule(function)
+    before = sch.mod
+    with pytest.raises(IllegalSchedule, match=message):
+        multiply_by_warps(sch, sch.get_sblock("matmul"), SMALL, 2, Planned(parts), MACHINE)
+    assert tvm_ffi.structural_equal(sch.mod, before)
 
 
 def reads_of_a_step(kernel: Kernel) -> int:
@@ -169,12 +210,10 @@ def reads_of_a_step(kernel: Kernel) -> int:
     ],
     ids=str,
 )
-def test_a_last_k_tile_has_only_the_steps_that_are_left(
-    tile: WarpTile, k: int, parts: int, last: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_last_k_tile_has_only_the_steps_that_are_left(tile: WarpTile, k: int, parts: int, last: int) -> None:
     """Written out behind the loop; its loop has all steps of a k tile, and no condition."""
-    monkeypatch.setattr(step7, "fit_of", lambda problem, config: step7.Fit(parts, (False, False)))
-    kernel = lower(make_case(7, (33, 36, k), "fitted", tile=tile, stages=2))
+    case = make_case(7, (33, 36, k), "fitted", tile=tile, stages=2)
+    kernel = lower(replace(case, planned=Planned(parts, (False, False))))
     assert reads_of_a_step(kernel) == tile.block_k // tile.slices + last
     assert "if (" not in main_loop(kernel.body), "no step asks whether it is one"
 
@@ -182,21 +221,20 @@ def test_a_last_k_tile_has_only_the_steps_that_are_left(
 @pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:copied to")
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("fit", [step7.Fit(1), step7.Fit(3), step7.Fit(2, (False, True))], ids=str)
+@pytest.mark.parametrize("parts", [1, 2, 3])
 @pytest.mark.parametrize("tile", [SMALL, SLICED[4], AHEAD], ids=str)
 def test_steps_beyond_the_reduction_change_no_bit(
-    tile: WarpTile, fit: step7.Fit, layout: str, monkeypatch: pytest.MonkeyPatch
+    tile: WarpTile, parts: int, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step7, "fit_of", lambda problem, config: fit)
     shape = (33, 35, 5 * tile.block_k + 7)
     a, b, _ = operands(shape, layout)
 
     def output() -> np.ndarray:
-        sch = step7.schedule(Matmul(*shape, layout=layout), config("fitted", tile, 2))
+        sch = multiplied(Matmul(*shape, layout=layout), tile, Planned(parts, (parts == 1, parts == 1)))
         return run(sch, a, b, shape=shape[:2])
 
     ended = output()
-    monkeypatch.setattr(step7, "end_within_tile", lambda *_: None)
+    monkeypatch.setattr(warp_tiling, "end_within_tile", lambda *_: None)
     assert np.array_equal(ended, output())
 
 
@@ -217,21 +255,17 @@ def test_parts_have_all_steps_and_hardly_more(k: int, parts: int, tile: WarpTile
 @pytest.mark.filterwarnings("ignore:copied to")
 @pytest.mark.parametrize("copied", [True, False])
 @pytest.mark.parametrize("tile", [SMALL, SLICED[2], AHEAD], ids=str)
-def test_a_transposed_tile_changes_no_bit(tile: WarpTile, copied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a B that is stored [n, k], in parts too; its copies are of single elements, and nobody copies it in front."""
+def test_a_transposed_tile_changes_no_bit(tile: WarpTile, copied: bool) -> None:
+    """Of a B that is stored [n, k], in parts too: the sums are those of the same B stored [k, n]."""
     shape = (33, 35, 6 * tile.block_k + 1)
-    a, b, expected = operands(shape, "nt")
-    found = []
-    for transposed in (False, True):
-        for parts in (1, 3):
-            fit = step7.Fit(parts, (copied, copied and not transposed), False, transposed)
-            monkeypatch.setattr(step7, "fit_of", lambda problem, config, fit=fit: fit)
-            sch = step7.schedule(Matmul(*shape, layout="nt"), config("fitted", tile, 2))
-            assert ("B_pad" in workspaces_of(sch)) == (copied and not transposed)
-            found.append(run(sch, a, b, shape=shape[:2]))
-            close(found[-1], expected)
-    assert np.array_equal(found[0], found[2])
-    assert np.array_equal(found[1], found[3])
+    a, b, expected = operands(shape)
+    for parts in (1, 3):
+        across, along = (
+            multiplied(Matmul(*shape, layout=layout), tile, Planned(parts, (copied, copied))) for layout in LAYOUTS
+        )
+        found = run(across, a, b, shape=shape[:2])
+        close(found, expected)
+        assert np.array_equal(found, run(along, a, np.ascontiguousarray(b.T), shape=shape[:2]))
 
 
 def test_any_product_s_tile_may_be_transposed_and_what_has_none_is_refused() -> None:

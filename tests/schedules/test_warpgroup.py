@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
+from tvm import tirx
 from tvm.s_tir import Schedule
 
 from support.cases import STEPS, config, make_case
@@ -21,11 +22,13 @@ from tensorir_ladder.harness.build import Kernel, Lowered, compiled, lower, lowe
 from tensorir_ladder.harness.execution import GpuBackend, compile_serial
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, arch_flags, run_nvcc
+from tensorir_ladder.schedules.cost import Planned
 from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalSchedule, IllegalTile
 from tensorir_ladder.schedules.isa import swizzled_piece
 from tensorir_ladder.schedules.loops import bind_grid
 from tensorir_ladder.schedules.loops.layout import flatten_contraction
 from tensorir_ladder.schedules.memory import accumulate_in_registers
+from tensorir_ladder.schedules.recipes import multiply_by_warpgroups
 from tensorir_ladder.schedules.recipes.split_reduction import add_parts, split_reduction
 from tensorir_ladder.schedules.tensor_cores.warpgroup import (
     _region_of,
@@ -257,6 +260,41 @@ RAGGED = [
 def test_the_schedule_for_cpu_computes_the_product(problem, tile, stages, variant) -> None:
     asked = config(variant, tile, stages)
     check_on_cpu(step10_wgmma.schedule_for_cpu(problem, asked), problem)
+
+
+ANY_SHAPE = Matmul(70, 88, 331, "float16", "nt")
+
+
+@pytest.mark.filterwarnings("ignore:.*by a kernel in front")
+@pytest.mark.parametrize("planned", [Planned(), Planned(3), Planned(2, (True, True))], ids=str)
+def test_an_epilogue_is_fused_behind_a_product_of_any_shape(planned: Planned) -> None:
+    sch = Schedule(matmul_bias_relu(ANY_SHAPE))
+    multiply_by_warpgroups(sch, sch.get_sblock("matmul"), SMALL, 3, planned, tensorize=False)
+    check_on_cpu(sch, ANY_SHAPE, bias=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*by a kernel in front")
+def test_products_of_a_batch_are_right_in_any_shape() -> None:
+    sch = Schedule(batched_matmul(3, ANY_SHAPE))
+    multiply_by_warpgroups(sch, sch.get_sblock("matmul"), SMALL, 4, Planned(), tensorize=False)
+    check_on_cpu(sch, ANY_SHAPE, batch=3)
+
+
+@pytest.mark.parametrize(
+    ("function", "planned", "message"),
+    [
+        (ANY_SHAPE.prim_func(), Planned(0), "one part or more"),
+        (Matmul(64, 64, 320, "float16").prim_func(), Planned(6), "limit 2 to 5"),
+        (batched_matmul(3, Matmul(64, 64, 320, "float16")), Planned(2), "without batch"),
+    ],
+    ids=["none", "more than k tiles", "of a batch"],
+)
+def test_parts_that_no_reduction_has_are_refused(function: tirx.PrimFunc, planned: Planned, message: str) -> None:
+    sch = Schedule(function)
+    before = sch.mod
+    with pytest.raises(IllegalSchedule, match=message):
+        multiply_by_warpgroups(sch, sch.get_sblock("matmul"), SMALL, 4, planned)
+    assert tvm_ffi.structural_equal(sch.mod, before)
 
 
 def test_columns_that_are_no_whole_panels_are_carried_along_in_batches_parts_and_several_warpgroups() -> None:

@@ -26,7 +26,7 @@ from tensorir_ladder.schedules.cost import choice_cost, choose
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.tiles import Choice, TileSet, WarpTile
 from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
-from tensorir_ladder.steps import step10_wgmma
+from tensorir_ladder.steps import any_shape
 from tensorir_ladder.steps.choice import choose_step
 from tensorir_ladder.steps.step import Config
 from tensorir_ladder.steps.thread_tiles import THREAD_TILES
@@ -127,8 +127,7 @@ def test_a_reduction_that_is_split_affords_larger_tiles() -> None:
     problem = Matmul(256, 256, 65536, "float16")
     whole, parts = (choose(STEPS[10].tiles, problem, machine_of(), split=split) for split in (False, True))
     assert area(parts) > area(whole)
-    chosen = [Case.default(STEPS[10], problem, H200, variant).tile for variant in ("whole", "rows", "")]
-    assert chosen == [whole.tile, parts.tile, parts.tile]
+    assert Case.default(STEPS[10], problem, H200).tile == whole.tile
 
 
 def test_among_schedules_the_last_is_chosen_that_the_machine_runs() -> None:
@@ -433,9 +432,9 @@ def test_a_reduction_has_as_many_parts_as_fill_the_gpu(shape: tuple[int, int, in
 
 
 def test_widths_between_are_legal_and_the_cheapest_where_they_fill_the_gpu_once() -> None:
-    machine, between = H200.for_choices(), step10_wgmma.BETWEEN
-    listed = [each for each in step10_wgmma.FITTED.choices if each not in between]
-    assert len(set(step10_wgmma.FITTED.choices)) == len(step10_wgmma.FITTED.choices) == len(listed) + len(between)
+    machine, between, listed = H200.for_choices(), any_shape.BETWEEN, any_shape.USUAL
+    assert len({*listed, *between}) == len(listed) + len(between)
+    assert listed[: len(STEPS[10].tiles.choices)] == STEPS[10].tiles.choices
     assert not any(each.tile.violations(machine.target, 2, each.stages) for each in between)
     once = Matmul(11 * 192, 12 * 144, 2432, "float16")  # 132 tiles of 192x144
     costs = {each: cost.wgmma_cycles(each, once, machine) for each in (*listed, *between)}

@@ -5,6 +5,8 @@ Most are compared as TensorIR, of which the CUDA text is a function; lowering ea
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
@@ -13,6 +15,7 @@ from support.cases import SMALL_TILES, STEPS, config
 from tensorir_ladder.harness.build import lower_schedule
 from tensorir_ladder.harness.machines import DEFAULT_ARCH, machine_for
 from tensorir_ladder.schedules import memory, pipeline, recipes, tensor_cores
+from tensorir_ladder.schedules.cost import Planned
 from tensorir_ladder.schedules.inspection import annotated_loops
 from tensorir_ladder.schedules.isa import TF32
 from tensorir_ladder.schedules.loops import unroll_loop
@@ -102,19 +105,19 @@ def test_step_6_is_step_5_unrolled(arch: str, shape: tuple[int, int, int]) -> No
 @pytest.mark.sampled(2)
 @both_shapes
 @pytest.mark.parametrize(
-    ("tile", "variant", "form"),
+    ("tile", "variant", "raster"),
     [
-        ("16x32x16/16x32/4x4/1", "serpentine", {}),
-        ("16x32x16/16x32/4x4/2", "row_order", {"serpentine": False}),
-        ("32x128x8/32x128/8x16/1", "unpadded", {"pad": False}),  # reads ahead
-        ("16x32x16/16x32/4x4/1", "no_raster", {"raster": 1}),
+        ("16x32x16/16x32/4x4/1", "serpentine", 8),
+        ("16x32x16/16x32/4x4/2", "serpentine", 8),
+        ("32x128x8/32x128/8x16/1", "serpentine", 8),  # reads ahead
+        ("16x32x16/16x32/4x4/1", "no_raster", 1),
     ],
 )
-def test_step_7_is_the_recipe_for_warps(tile: str, variant: str, form: dict, shape: tuple[int, int, int]) -> None:
+def test_step_7_is_the_recipe_for_warps(tile: str, variant: str, raster: int, shape: tuple[int, int, int]) -> None:
     problem, sch, block = product(shape)
     warps = WarpTile.parse(tile)
     memory.align_operands(sch, block, warps.block)
-    staged = recipes.stage_for_warps(sch, block, warps, scope=warps.shared_scope(4, 3), **form)
+    staged = recipes.stage_for_warps(sch, block, warps, scope=warps.shared_scope(4, 3), raster=raster)
     ahead = bool(warps.steps_ahead) and pipeline.pipeline_reads(sch, staged.k_inner, 3)
     unroll_loop(sch, staged.k_inner)
     pipeline.pipeline_loop(sch, staged.k_outer, 3, True, one_barrier=True, fill_ahead=ahead)
@@ -150,27 +153,37 @@ def test_steps_8_and_9_are_the_recipe_for_tensor_cores(
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    ("shape", "variant", "parts"),
+    ("shape", "variant"),
     [
-        ((64, 128, 256), "rows", 1),
-        ((100, 72, 200), "whole", 1),
-        ((45, 75, 90), "in_flight", 1),  # rows that are copied first
-        ((64, 128, 256), "awaited", 1),
-        ((64, 72, 2048), "rows", 2),
+        ((64, 128, 256), "rows"),
+        ((45, 75, 90), "in_flight"),  # rows that are copied first
+        ((64, 128, 256), "awaited"),
     ],
     ids=str,
 )
-def test_step_10_is_the_recipe_for_warpgroups(shape: tuple[int, int, int], variant: str, parts: int) -> None:
+def test_step_10_is_the_recipe_for_warpgroups(shape: tuple[int, int, int], variant: str) -> None:
     tile = WarpgroupTile(block=(64, 64, 64), warpgroups=(1, 1))
     problem, sch, block = product(shape, "float16", "nt")
-    rounded = (tile.block_m, tile.block_n, tile.block_k * parts)
-    memory.align_operands(sch, block, rounded, vector_bytes=16, rounds=2)
-    if parts > 1:
-        split = recipes.split_reduction(sch, block, parts, tile.block_k)
-        recipes.add_parts(sch, split)
-        block = split.partial
-    rows = variant in ("rows", "whole") and parts == 1
-    made = tensor_cores.stage_for_warpgroups(sch, block, tile, store_rows=rows)
+    memory.align_operands(sch, block, tile.block, vector_bytes=16, rounds=2)
+    made = tensor_cores.stage_for_warpgroups(sch, block, tile, store_rows=variant == "rows")
     tensor_cores.pipeline_warpgroups(sch, made.loops.k_outer, 4, 0 if variant == "awaited" else 1)
     tensor_cores.multiply_by_wgmma(sch, made.loops, made.instruction)
     assert is_step(sch, 10, problem, config(variant, tile, 4))
+
+
+@pytest.mark.parametrize("variant", ["fitted", "boxes"])
+def test_step_10_s_forms_of_any_shape_are_the_recipe(variant: str) -> None:
+    tile = WarpgroupTile(block=(64, 64, 64), warpgroups=(1, 1))
+    planned = Planned(parts=2, boxes=variant == "boxes")
+    problem, sch, block = product((72, 136, 264), "float16")
+    recipes.multiply_by_warpgroups(sch, block, tile, 4, planned)
+    assert is_step(sch, 10, problem, replace(config(variant, tile, 4), planned=planned))
+
+
+@both_shapes
+def test_step_7_s_form_of_any_shape_is_the_recipe(shape: tuple[int, int, int]) -> None:
+    tile, planned = WarpTile.parse("16x32x16/16x32/4x4/2"), Planned(parts=2, copied=(True, True))
+    problem, sch, block = product(shape)
+    asked = replace(config("fitted", tile), planned=planned)
+    recipes.multiply_by_warps(sch, block, tile, asked.stages, planned, asked.machine)
+    assert is_step(sch, 7, problem, asked)
