@@ -52,7 +52,7 @@ def cost_rates(gpu: str | None = None) -> CostRates:
 
 
 class ScheduleTrees(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Trees that correct the model of schedules on a GPU (:mod:`schedules.left_over`), by families of tiles."""
+    """Trees that correct the model of schedules on a GPU (:mod:`schedules.cycles`), by families of tiles."""
 
     gpu: str
     origin: str

@@ -26,7 +26,7 @@ from tensorir_ladder.kernels.codegen.lowering import cuda_compiler, generate
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, Cubin, compile_cubin
 from tensorir_ladder.kernels.roles import OVERLAPS
 from tensorir_ladder.kernels.stamps import Stamps, roles_of
-from tensorir_ladder.schedules.cost import Planned, choose
+from tensorir_ladder.schedules.cycles import Planned
 from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalSchedule, IllegalTile
 from tensorir_ladder.schedules.inspection import SHARED_SCOPES, UNROLL_RING, annotated_loops, statements_of
 from tensorir_ladder.schedules.loops.serpentine import required_ptxas_options
@@ -34,6 +34,7 @@ from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.memory.workspaces import pass_workspaces, workspaces
 from tensorir_ladder.schedules.pipeline.lowering import required_tir_pipeline
 from tensorir_ladder.schedules.pipeline.pipelining import ASYNC, ORDER, STAGE, required_pass_config
+from tensorir_ladder.schedules.plans import choose
 from tensorir_ladder.schedules.tiles import BlockTile, WarpTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.step import Config, Step, Variant
@@ -157,7 +158,7 @@ class Case:
     ) -> Case:
         """Make a step's case with the tile chosen for it, and its stages if None; "" is the default variant."""
         variant = variant or step.default_variant(machine.has_cp_async)
-        chosen = choose(step.tiles_of(variant), problem, machine.for_choices(), split=step.variant(variant).splits_k)
+        chosen = choose(step.tiles_of(variant), problem, machine.for_choices(), plans=step.variant(variant).plans)
         return cls(step, problem, variant, chosen.tile, machine, stages or chosen.stages)
 
     @property

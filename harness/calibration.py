@@ -18,8 +18,9 @@ import numpy as np
 
 from tensorir_ladder.harness.call_menus import CallMenus, TimedShape
 from tensorir_ladder.harness.schedule_menus import ScheduleMenus, as_planned
-from tensorir_ladder.schedules import left_over
-from tensorir_ladder.schedules.cost import Machine, planned_cycles
+from tensorir_ladder.schedules.cost import Machine
+from tensorir_ladder.schedules.cycles import ProductSizes, ScheduleArrays, cycles
+from tensorir_ladder.schedules.cycles import features as schedule_features
 from tensorir_ladder.schedules.trees import LEAF, Trees
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.few_rows import Streamed
@@ -272,18 +273,25 @@ def make_menu(call: CallTimes) -> MenuFile:
 
 def schedule_times(menus: ScheduleMenus, dtype: str, machine: Machine) -> Times:
     """Return the times of schedules of a dtype next to the formulas'."""
-    rows, of, us, cycles = [], [], [], []
-    for number, (*sizes, _, kernels) in enumerate(getattr(menus, dtype)):
-        problem = Matmul(*sizes, dtype)
-        for *kernel, time in kernels:
-            choice, planned = as_planned(kernel, dtype)
-            cycles.append(planned_cycles(choice, problem, machine, planned))
-            rows.append(left_over.features(choice, problem, machine, planned, cycles[-1]))
-            of.append(number)
-            us.append(time)
-    values = {name: np.array([row[name] for row in rows], float) for name in (rows[0] if rows else ())}
+    of, us, formula, asked = [], [], [], []
+    for number, (*shape, _, kernels) in enumerate(getattr(menus, dtype)):
+        problem = Matmul(*shape, dtype)
+        sizes = ProductSizes.of(problem)
+        rows = [(*as_planned(row, dtype), time) for *row, time in kernels]
+        for by_boxes in (False, True):  # each have a formula
+            some = [row for row in rows if row[1].boxes == by_boxes]
+            if not some:
+                continue
+            choices, planned, times = zip(*some)
+            arrays = ScheduleArrays.of(choices, machine, problem.itemsize).as_planned(planned)
+            formula.append(cycles(arrays, sizes, machine))
+            values = schedule_features(arrays, sizes, machine, formula[-1])
+            asked.append({name: np.broadcast_to(value, len(some)).astype(float) for name, value in values.items()})
+            of += [number] * len(some)
+            us += times
+    values = {name: np.concatenate([each[name] for each in asked]) for name in (asked[0] if asked else ())}
     shapes = np.array(of, int)
-    return Times(shapes, shapes, np.array(us), np.array(cycles), values)
+    return Times(shapes, shapes, np.array(us), np.concatenate([[], *formula]), values)
 
 
 def _least(of: np.ndarray, us: np.ndarray) -> np.ndarray:

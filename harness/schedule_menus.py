@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import lzma
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -20,7 +19,8 @@ from tensorir_ladder.harness.execution import GpuBackend
 from tensorir_ladder.harness.machines import GpuSpec
 from tensorir_ladder.harness.records import gpu_slug
 from tensorir_ladder.kernels.codegen.toolchain import Compiler
-from tensorir_ladder.schedules.cost import Planned, first_choices, planned_cost, plans_beside
+from tensorir_ladder.schedules.cycles import Planned
+from tensorir_ladder.schedules.plans import candidates
 from tensorir_ladder.schedules.tiles import Choice, WarpgroupTile, WarpTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.choice import choose_step
@@ -29,7 +29,7 @@ from tensorir_ladder.steps.step import Config
 NAME = "schedule-menus.json.xz"  # behind the GPU's
 DTYPES = ("float16", "float32")  # which trees are grown for
 LIKELIEST = 12  # tiles of a shape, as they would be planned
-PLANNED_OTHERWISE, OTHERWISE = 4, 6  # of these, those that are timed in other plans as well, and how many plans in all
+OTHERWISE = 6  # other plans of these
 
 _OF_BOTH = "tile", "stages", "parts", "operands copied first, each"
 ROWS = {
@@ -99,44 +99,32 @@ def as_row(config: Config, planned: Planned) -> Row:
     return *row, list(planned.cluster), int(planned.own_warp)
 
 
-class _Priced(NamedTuple):
-    """A schedule, and what it should cost."""
-
-    cost: float
-    config: Config
-
-
 def scheduled_candidates(problem: Matmul, machine: GpuSpec) -> list[Case]:
     """List the schedules that a product is timed with: what is chosen today first, then those that cost little more.
 
-    Of tiles that are nearly the same only one; the cheapest tiles in a few other plans, too: one part more and one
-    fewer, other copies, clusters or warps. Each case says all that it does besides (``planned``).
+    The cheapest plan of each of a few tiles, and a few other plans of these. Each case says all that it does beside its
+    tile (``planned``).
     """
     sees = machine.for_choices()
     step, _ = choose_step(problem, sees)
-    priced = []
-    for form in step.variants:
-        if not form.fits or not step.takes(form.name, problem.dtype, machine.has_cp_async):
-            continue
-        tiles = step.tiles_of(form.name)
-        for choice in first_choices(tiles, problem, sees, split=form.splits_k):
-            config = Config(form.name, choice.tile, choice.stages, sees)
-            planned = step.plan(problem, config)
-            cost = planned_cost(tiles, choice, problem, sees, planned)
-            priced.append(_Priced(cost, replace(config, planned=planned)))
-    likeliest = sorted(priced, key=lambda each: each.cost)[:LIKELIEST]
-    others = []
-    for _, config in likeliest[:PLANNED_OTHERWISE]:
-        tiles, choice = step.tiles_of(config.variant), Choice(config.tile, config.stages)
-        splits = step.variant(config.variant).splits_k
-        for planned in plans_beside(choice, problem, config.planned, split=splits):
-            cost = planned_cost(tiles, choice, problem, sees, planned)
-            others.append(_Priced(cost, replace(config, planned=planned)))
-    taken = [*likeliest, *sorted(others, key=lambda each: each.cost)[:OTHERWISE]]
-    return [
-        Case(step, problem, config.variant, config.tile, machine, config.stages, planned=config.planned)
-        for _, config in taken
+    priced = [
+        (found, form.name)
+        for form in step.variants
+        if form.plans and step.takes(form.name, problem.dtype, machine.has_cp_async)
+        for found in candidates(step.tiles_of(form.name), problem, sees)
     ]
+    priced.sort(key=lambda each: each[0].cycles)
+    best: dict[tuple[str, Choice], Case] = {}
+    others = []
+    for found, variant in priced:
+        tile, stages = found.choice.tile, found.choice.stages
+        case = Case(step, problem, variant, tile, machine, stages, planned=found.planned)
+        if best.setdefault((variant, found.choice), case) is not case:
+            others.append(case)
+    likeliest = list(best.values())[:LIKELIEST]
+    tiles = {(case.variant, case.tile, case.stages) for case in likeliest}
+    others = [case for case in others if (case.variant, case.tile, case.stages) in tiles]
+    return [*likeliest, *others[:OTHERWISE]]
 
 
 def time_schedules(taken: Sequence[Case], backend: GpuBackend, compiler: Compiler) -> tuple[list[float], float]:

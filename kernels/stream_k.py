@@ -176,12 +176,12 @@ def plan_cost(plan: StreamKPlan, tile: RoleTile, rates: CostRates) -> float:
     return stream_k_cycles(plan, tile.block, rates) + tile.block_m * tile.block_n / rates.stored_results_per_cycle
 
 
-def role_cost(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> float:
+def role_cost(choice: Choice, problem: Matmul, machine: Machine) -> float:
     """Return what a product costs by warpgroups with roles, a tile to a block; a TileSet's ``cost``."""
     return plan_cost(plan_for(problem, choice.tile, machine, cuts=False), choice.tile, machine.rates)
 
 
-def cut_role_cost(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> float:
+def cut_role_cost(choice: Choice, problem: Matmul, machine: Machine) -> float:
     """Return what a product costs by persistent blocks, whose last wave may be cut; a TileSet's ``cost``."""
     return plan_cost(plan_for(problem, choice.tile, machine), choice.tile, machine.rates)
 

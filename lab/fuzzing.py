@@ -26,8 +26,9 @@ from tensorir_ladder.harness.workers import Tell
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.kernels.tiles import RowsTile
 from tensorir_ladder.lab.drawn_tiles import Choose, draw_tile
-from tensorir_ladder.schedules.cost import Planned, ways_to_plan
+from tensorir_ladder.schedules.cycles import Planned
 from tensorir_ladder.schedules.errors import IllegalSchedule
+from tensorir_ladder.schedules.plans import able_plans
 from tensorir_ladder.schedules.tiles import BlockTile, Choice
 from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
 from tensorir_ladder.steps.registry import find_steps
@@ -58,7 +59,7 @@ class Place:
 
 def _largest_emulated(step: Step, tile: BlockTile, m: int, n: int) -> tuple[int, int, int]:
     if not step.explicit:  # those that may cut a reduction have a longer one
-        return 96, 96, 320 if any(form.splits_k for form in step.variants) else 128
+        return 96, 96, 320 if any(form.plans for form in step.variants) else 128
     outputs = -(-m // tile.block_m) * -(-n // tile.block_n) * tile.block_m * tile.block_n
     return 3 * tile.block_m, 2 * tile.block_n, max(tile.block_k, min(EMULATED_DEPTH, EMULATED_WORK // outputs))
 
@@ -158,12 +159,11 @@ def draw_case(
 
 def _draw_plan(choose: Choose, case: Case) -> Planned | None:
     """Draw what a schedule does beside its tile; None, as often, for what its cost model says."""
-    plan, tile = case.step.tiles_of(case.variant).plan, case.tile
-    if plan is None or tile.misfits() or choose((False, True)):
+    if not case.form.plans or case.tile.misfits() or choose((False, True)):
         return None
-    choice, most = Choice(tile, case.stages), min(case.k_tiles, MOST_PARTS) if case.form.splits_k else 1
-    usual = plan(choice, case.problem, case.config.machine, choose(range(1, most + 1)))
-    return choose(ways_to_plan(choice, case.problem, usual))
+    formula, choice = case.step.tiles_of(case.variant).formula, Choice(case.tile, case.stages)
+    parts = choose(range(1, min(case.k_tiles, MOST_PARTS) + 1))
+    return choose(able_plans(formula, choice, case.problem, case.config.machine, parts))
 
 
 def _multiple(choose: Choose, step: Step, largest: int, above: int = 0) -> int:

@@ -29,7 +29,8 @@ from tensorir_ladder.harness.workers import Tell
 from tensorir_ladder.lab.draws import Draws, Outcome
 from tensorir_ladder.schedules import loops, memory, pipeline, recipes, tensor_cores, workloads
 from tensorir_ladder.schedules.arguments import handles_in, hints_of
-from tensorir_ladder.schedules.cost import Machine, Planned, assumed_machine
+from tensorir_ladder.schedules.cost import Machine, assumed_machine
+from tensorir_ladder.schedules.cycles import Planned
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.faces import takes_schedule
 from tensorir_ladder.schedules.inspection import FRAGMENT, SHARED_SCOPES

@@ -25,7 +25,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from tvm.target import Target
 
@@ -35,6 +35,7 @@ from tensorir_ladder.schedules.errors import IllegalTile
 if TYPE_CHECKING:
     from typing import Self
 
+Formula = Literal["", "warps", "warpgroups", "boxes"]
 REGISTERS_PER_THREAD = 255
 STATIC_SHARED_BYTES = 48 * 1024
 ADDRESSING_REGISTERS = 24  # what indices and loop counters take beside a thread's tile, seen in these kernels' cubins
@@ -571,47 +572,36 @@ class Choice:
     stages: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TileSet:
     """The tiles that a step takes, and which of them are chosen among. Steps that are tiled alike share one.
 
-    Without measuring, :func:`schedules.cost.choose` takes one of ``choices`` by ``cost`` (by default
-    :func:`schedules.cost.block_tile_cost`), or the ``default``; ``parts`` are those that a split reduction has by a
-    variant that splits (by default :func:`schedules.cost.parts_for`), ``plan`` what a schedule does besides, in so many
-    parts (:class:`schedules.cost.Planned`), and ``left_over`` what is measured beside the cost of that
-    (:mod:`schedules.left_over`); ``plans_again``: by that, another plan may be taken that differs in a single thing
-    (:func:`schedules.cost.cheapest_plan`). ``launched_early``: from sm_90 on these kernels are launched early
-    (:func:`schedules.loops.launch_early`), and those whose times the models have were not. ``best`` are those that
-    ``--tile best`` measures, and ``tuning`` those that ``tune`` does, in likely order.
+    Without measuring, :func:`schedules.plans.choose` takes one of ``choices``, or the ``default``, by the ``formula``
+    of that name in :mod:`schedules.cycles`: of tiles of warps on ordinary cores; of warpgroups whose threads bring
+    operands; of warpgroups whose operands TMA brings as boxes; without a name by ``cost(choice, problem, machine)``,
+    :func:`schedules.cost.block_tile_cost` if None. ``best`` are those that ``--tile best`` measures, and ``tuning``
+    those that ``tune`` does, in likely order. Two sets are the same if they are the same object.
     """
 
     default: Choice
     choices: tuple[Choice, ...]
     best: tuple[BlockTile, ...]
     tuning: tuple[BlockTile, ...]
+    formula: Formula = ""
     cost: Callable[..., float] | None = None
-    parts: Callable[..., int] | None = None
-    plan: Callable[..., Any] | None = None
-    left_over: Callable[..., float] | None = None
-    plans_again: bool = False
-    launched_early: bool = False
 
     @classmethod
     def of(
         cls,
         *choices: Choice,
         more: Iterable[BlockTile] = (),
+        formula: Formula = "",
         cost: Callable[..., float] | None = None,
-        parts: Callable[..., int] | None = None,
-        plan: Callable[..., Any] | None = None,
-        left_over: Callable[..., float] | None = None,
-        plans_again: bool = False,
-        launched_early: bool = False,
     ) -> Self:
         """Make a set of ``choices``, the first of which is the default; ``more`` are for tuning only."""
         best = tuple(dict.fromkeys(choice.tile for choice in choices))
         tuning = tuple(dict.fromkeys((*best, *more)))
-        return cls(choices[0], choices, best, tuning, cost, parts, plan, left_over, plans_again, launched_early)
+        return cls(choices[0], choices, best, tuning, formula, cost)
 
     @property
     def kind(self) -> type[BlockTile]:

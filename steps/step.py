@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from tvm import tirx
     from tvm.s_tir import Schedule
 
-    from tensorir_ladder.schedules.cost import Machine, Planned
+    from tensorir_ladder.schedules.cost import Machine
+    from tensorir_ladder.schedules.cycles import Planned
 
 Made = TypeVar("Made")
 HALVES = ("float16", "bfloat16")  # what tensor cores take without rounding
@@ -42,10 +43,9 @@ class Variant:
     float32 operands to 11 bits first. ``needs_async_copy``: it needs cp.async (sm_80 and newer). ``pipelined``: its k
     loop has stages. ``fewest_stages``: it works with no fewer, of a reduction that has as many k tiles. ``tuned``:
     tuning may take it in the default's place, since it computes the same in the same order. ``debug``: a build that
-    says what went wrong, which nobody measures unless asked to. ``splits_k``: it cuts a long reduction in parts.
-    ``tiles`` are those that it chooses among, where the step's are not. ``schedule(problem, config, planned)`` makes it
-    in the place of the step's, from what :meth:`Step.plan` returns.
-    ``fits(problem, config)``: it may be taken in the default's place, and does something else than the default there.
+    says what went wrong, which nobody measures unless asked to. ``tiles`` are those that it chooses among, where the
+    step's are not. ``schedule(problem, config, planned)`` makes it in the place of the step's, for products of any
+    shape, from what :meth:`Step.plan` returns.
     What models of its time ask: ``one_barrier`` per k tile; ``unrolled_ring``, so that stage numbers are constants;
     ``unroll``, how many steps of a k tile are written out (None: all); ``modelled``: the depth model covers its loop.
     ``note``: a sentence that its code cannot tell.
@@ -59,15 +59,18 @@ class Variant:
     fewest_stages: int = 1
     tuned: bool = False
     debug: bool = False
-    splits_k: bool = False
     tiles: TileSet | None = None
     schedule: Callable[..., Schedule] | None = None
-    fits: Callable[[Matmul, Config], bool] | None = None
     one_barrier: bool = False
     unrolled_ring: bool = False
     unroll: int | None = 1
     modelled: bool = False
     note: str = ""
+
+    @property
+    def plans(self) -> bool:
+        """True where what it does beside its tile is planned for each product (:mod:`schedules.plans`)."""
+        return self.schedule is not None
 
 
 @dataclass(frozen=True)
@@ -92,10 +95,6 @@ class Config:
     def stages_of(self, problem: Matmul) -> int:
         """Return the stages that a product can fill: no more than it has k tiles."""
         return min(self.stages, self.k_tiles(problem))
-
-    def is_ragged(self, problem: Matmul) -> bool:
-        """Return whether the tile does not divide a product."""
-        return any(size % extent for size, extent in zip((problem.m, problem.n, problem.k), self.tile.block))
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,15 +195,14 @@ class Step:
 
         Raises TypeError for a variant that plans nothing.
         """
-        form, tiles = self.variant(config.variant), self.tiles_of(config.variant)
         if config.planned is not None:
             return config.planned
-        if tiles.plan is None:
-            raise TypeError(f"{self.name}[{form.name}] plans nothing")
-        from tensorir_ladder.schedules.cost import cheapest_plan  # which a step without plans does not stand on
+        if not self.variant(config.variant).plans:
+            raise TypeError(f"{self.name}[{config.variant}] plans nothing")
+        from tensorir_ladder.schedules.plans import cheapest_plan  # which a step without plans does not stand on
 
-        choice = Choice(config.tile, config.stages)
-        return cheapest_plan(tiles, choice, problem, config.machine, split=form.splits_k)
+        formula, choice = self.tiles_of(config.variant).formula, Choice(config.tile, config.stages)
+        return cheapest_plan(formula, choice, problem, config.machine)
 
     def default_variant(self, async_copy: bool = True) -> str:
         """Return the variant that stands for the step, given whether the target has cp.async."""
@@ -229,22 +227,21 @@ class Step:
             self._check_planned(problem, config, config.planned)
 
     def _check_planned(self, problem: Matmul, config: Config, planned: Planned) -> None:
-        from tensorir_ladder.schedules.cost import ways_to_plan  # which a step without plans does not stand on
+        from tensorir_ladder.schedules.plans import able_plans  # which a step without plans does not stand on
 
-        form, plan = self.variant(config.variant), self.tiles_of(config.variant).plan
-        if plan is None:
+        form, formula = self.variant(config.variant), self.tiles_of(config.variant).formula
+        if not form.plans:
             raise IllegalSchedule(f"{self.name}[{form.name}] plans nothing", value=planned, remedy="leave planned out")
-        most = config.k_tiles(problem) if form.splits_k else 1
+        most = config.k_tiles(problem)
         if not 1 <= planned.parts <= most:
             raise IllegalSchedule(
-                f"{self.name}[{form.name}] does not sum a reduction of {config.k_tiles(problem)} k tiles in such parts",
+                f"{self.name}[{form.name}] does not sum a reduction of {most} k tiles in such parts",
                 value=planned.parts,
                 limit=f"1 to {most}",
                 remedy="give others, or leave planned out",
             )
         choice = Choice(config.tile, config.stages)
-        usual = plan(choice, problem, config.machine, planned.parts)
-        ways = ways_to_plan(choice, problem, usual._replace(copied=planned.copied))
+        ways = able_plans(formula, choice, problem, config.machine, planned.parts)
         for name, value, able in zip(planned._fields, planned, zip(*ways)):
             if value not in able:
                 raise IllegalSchedule(

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 from tvm.s_tir import Schedule
 
-from tensorir_ladder.schedules.cost import wgmma_cycles
 from tensorir_ladder.schedules.loops import bind_grid, pad_to_tile, raster_blocks
 from tensorir_ladder.schedules.memory import align_operands, initialize_before
 from tensorir_ladder.schedules.pipeline import hide_reads
@@ -97,7 +96,7 @@ TILES = TileSet.of(
         WarpgroupTile(block=(128, 64, 64), warpgroups=(2, 1)),
         WarpgroupTile(block=(64, 256, 64), warpgroups=(1, 1)),
     ),
-    cost=wgmma_cycles,
+    formula="warpgroups",
 )
 STEP = Step(
     number=10,

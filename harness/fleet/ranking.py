@@ -12,7 +12,7 @@ from tensorir_ladder.harness.tuning import TuningSpace, candidates, described, i
 from tensorir_ladder.kernels.persistent import cluster_blocks
 from tensorir_ladder.kernels.tma import straddles_lines
 from tensorir_ladder.schedules import tiles
-from tensorir_ladder.schedules.cost import choice_cost
+from tensorir_ladder.schedules.plans import choice_cost
 from tensorir_ladder.schedules.tiles import ThreadTile, WarpgroupTile, WarpTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.registry import find_steps
@@ -32,7 +32,7 @@ def modelled_costs(legal: Sequence[Case]) -> list[float]:
 
     Of kernels that products of torch tensors are chosen from, microseconds by what that choice is made by
     (:mod:`torch_ops.menu`), which was fitted to them; else the cost that the step's tiles are chosen by
-    (:mod:`schedules.cost`).
+    (:mod:`schedules.plans`).
     """
     if legal and legal[0].step.number in KERNELS and legal[0].problem.itemsize == ITEMSIZE:
         return _microseconds(legal)
@@ -42,7 +42,7 @@ def modelled_costs(legal: Sequence[Case]) -> list[float]:
             tiles.Choice(case.tile, case.stages_built),
             case.problem,
             case.machine.for_choices(),
-            split=case.form.splits_k,
+            plans=case.form.plans,
         )
         for case in legal
     ]

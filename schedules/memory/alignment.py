@@ -6,8 +6,8 @@ block needs it. A kernel in front, which brings the operand to aligned rows, mov
 
 Rows that are whole 16-byte vectors, but no whole 32-byte sectors, can be copied asynchronously as they are: then the
 128 bytes that eight threads bring together begin and end inside of sectors, and to wgmma's panels such copies take
-nearly twice as long (:func:`schedules.cost.wgmma_cycles` says why). Where each element is brought often enough, moving
-these rows once pays, too, of one operand or of both (:func:`schedules.cost.sectors_first`).
+nearly twice as long (``_by_threads`` in :mod:`schedules.cycles` says why). Where each element is brought often enough,
+moving these rows once pays, too, of one operand or of both.
 
 Copies through the L1 cache (``cp.async.ca``, for 16 bytes too) are no way out. A kernel that only copies such rows has
 about twice the bandwidth so, as the halves of a sector arrive together; but with them 11 products took step 10 1.09

@@ -8,7 +8,8 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tensorir_ladder.schedules.arguments import Positive, SharedScope
-from tensorir_ladder.schedules.cost import Machine, Planned, resident_blocks
+from tensorir_ladder.schedules.cost import Machine, resident_blocks
+from tensorir_ladder.schedules.cycles import Planned
 from tensorir_ladder.schedules.inspection import innermost_iterator, is_constant, loop_extent
 from tensorir_ladder.schedules.isa import VECTOR_BYTES
 from tensorir_ladder.schedules.loops.early_launch import can_launch_early, launch_early

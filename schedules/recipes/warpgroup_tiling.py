@@ -6,7 +6,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tensorir_ladder.schedules.arguments import Positive
-from tensorir_ladder.schedules.cost import Planned
+from tensorir_ladder.schedules.cycles import Planned
 from tensorir_ladder.schedules.inspection import loop_extent
 from tensorir_ladder.schedules.isa import ROW_BYTES, SECTOR_BYTES, VECTOR_BYTES
 from tensorir_ladder.schedules.loops.early_launch import launch_early

@@ -27,7 +27,7 @@ from tensorir_ladder.harness.emulation import EmulatorBackend
 from tensorir_ladder.harness.execution import GpuBackend, numpy_dtype
 from tensorir_ladder.harness.verify import verify_launch
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, Cubin
-from tensorir_ladder.schedules.cost import Planned
+from tensorir_ladder.schedules.cycles import Planned
 from tensorir_ladder.torch_ops.driver import Driver
 
 pytestmark = pytest.mark.filterwarnings("ignore:copied to", "ignore:.*more would stay empty")

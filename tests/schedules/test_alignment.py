@@ -17,8 +17,7 @@ from tensorir_ladder.harness.execution import GpuBackend, compile_serial
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.verify import verify
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, ptxas_facts
-from tensorir_ladder.schedules import cost
-from tensorir_ladder.schedules.cost import Planned, parts_to_fill, sectors_first, wgmma_cycles
+from tensorir_ladder.schedules.cycles import Planned, planned_cycles
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.memory import (
     align_operands,
@@ -27,8 +26,9 @@ from tensorir_ladder.schedules.memory import (
     workspace_bytes,
     workspaces,
 )
+from tensorir_ladder.schedules.plans import able_plans, choice_cost
 from tensorir_ladder.schedules.recipes import stage_contraction
-from tensorir_ladder.schedules.tiles import Choice, ThreadTile, WarpgroupTile
+from tensorir_ladder.schedules.tiles import Choice, ThreadTile, TileSet, WarpgroupTile
 from tensorir_ladder.schedules.workloads import Matmul, batched_matmul, conv2d_nhwc
 from tensorir_ladder.steps import step10_wgmma
 
@@ -155,27 +155,37 @@ WIDE = Choice(WarpgroupTile(block=(128, 256, 64), warpgroups=(2, 1)), stages=4)
     ids=str,
 )
 def test_an_operand_is_copied_to_whole_sectors_where_that_pays(shape, layout, first) -> None:
-    problem = Matmul(*shape, "float16", layout)
-    assert sectors_first(WIDE, problem, MACHINE) == first
+    assert sectors_first(WIDE, Matmul(*shape, "float16", layout)) == first
+
+
+def sectors_first(choice: Choice, problem: Matmul) -> tuple[bool, bool]:
+    """Which operands' rows are copied to whole sectors, by the formula."""
+    able = able_plans("warpgroups", choice, problem, MACHINE, parts=1)
+    return min(able, key=lambda planned: planned_cycles(choice, problem, MACHINE, planned)).copied
+
+
+def cheapest_cycles(choice: Choice, problem: Matmul) -> float:
+    """What a product takes by the formula, with the copies that are best, in one part."""
+    return choice_cost(TileSet.of(choice, formula="warpgroups"), choice, problem, MACHINE)
 
 
 def test_what_is_copied_first_costs_least() -> None:
     """Of a product that nothing has to be copied of, rows begin inside of sectors; beside one of whole sectors."""
     problem, whole = Matmul(240, 7360, 5192, "float16"), Matmul(240, 7360, 5200, "float16")
-    assert sectors_first(WIDE, problem, MACHINE) == (True, False)
-    cycles, least = (wgmma_cycles(WIDE, each, MACHINE) for each in (problem, whole))
+    assert sectors_first(WIDE, problem) == (True, False)
+    cycles, least = (cheapest_cycles(WIDE, each) for each in (problem, whole))
     assert least < cycles < 1.05 * least, "as they are, they would take 1.06 times as long"
 
 
 def test_operands_are_copied_to_whole_sectors_by_tiles_that_make_them() -> None:
     problem = Matmul(4088, 4088, 4096, "float16")
     narrow, wide = (Choice(WarpgroupTile((128, columns, 64), (2, 1)), 4) for columns in (136, 144))
-    assert sectors_first(narrow, problem, MACHINE) == (False, False), "272 bytes are no whole sectors"
-    assert sectors_first(wide, problem, MACHINE) == (False, True)
+    assert sectors_first(narrow, problem) == (False, False), "272 bytes are no whole sectors"
+    assert sectors_first(wide, problem) == (False, True)
     odd = Matmul(4088, 4087, 4096, "float16")
-    assert sectors_first(narrow, odd, MACHINE) == (False, False), "copied all the same, but not to whole sectors"
-    assert sectors_first(wide, odd, MACHINE) == (False, True)
-    assert wgmma_cycles(narrow, odd, MACHINE) > 1.1 * wgmma_cycles(wide, odd, MACHINE), "to rows inside of sectors"
+    assert sectors_first(narrow, odd) == (False, False), "copied all the same, but not to whole sectors"
+    assert sectors_first(wide, odd) == (False, True)
+    assert cheapest_cycles(narrow, odd) > 1.1 * cheapest_cycles(wide, odd), "to rows inside of sectors"
 
 
 ODD_TILE = WarpgroupTile(block=(64, 72, 64), warpgroups=(1, 1))  # 144 bytes of a row: whole vectors, no whole sectors
@@ -188,20 +198,10 @@ def test_rows_are_copied_to_whole_vectors_where_the_tile_makes_no_whole_sectors(
     check_on_cpu(step10_wgmma.schedule_for_cpu(problem, config(variant, ODD_TILE, 3)), problem)
 
 
-def test_parts_of_a_reduction_are_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def record(choice: Choice, problem: Matmul, machine: object, parts: int) -> tuple[bool, bool]:
-        asked.append((choice, parts))
-        return False, True
-
-    monkeypatch.setattr(cost, "sectors_first", record)
+def test_parts_of_a_reduction_have_operands_copied_first() -> None:
     problem = Matmul(72, 72, 2056, "float16")
-    made = config("fitted", SMALL, 3)
+    made = replace(config("fitted", SMALL, 3), planned=Planned(4, (False, True)))
     sch = step10_wgmma.schedule_for_cpu(problem, made)
-    ((choice, parts),) = asked
-    assert parts > 1
-    assert choice == Choice(SMALL, 3)
     assert "B_pad" in {str(buffer.name) for buffer in workspaces(sch.mod)}
     check_on_cpu(sch, problem)
 
@@ -342,14 +342,6 @@ def test_resources_are_of_the_main_kernel(compiler: Compiler) -> None:
     kernel = compiled(built((63, 65, 131), "nn"), compiler)
     assert kernel.resources.threads == 128
     assert kernel.resources.registers > 32, "more than a copying kernel needs"
-
-
-@pytest.mark.parametrize(
-    ("tiles", "multiprocessors", "steps", "least", "parts"),
-    [(32, 132, 224, 4, 4), (1, 132, 224, 4, 56), (67, 132, 224, 4, 1), (66, 132, 224, 4, 2), (1, 132, 2, 4, 1)],
-)
-def test_parts_fill_the_gpu_and_are_no_shorter_than_asked(tiles, multiprocessors, steps, least, parts) -> None:
-    assert parts_to_fill(tiles, multiprocessors, steps, least) == parts
 
 
 SHAPES = [(256, 256, 256), (1024, 1024, 14336), (4088, 4088, 4088), (3000, 1111, 777)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,11 +20,11 @@ from tensorir_ladder.harness.build import lower_schedule
 from tensorir_ladder.harness.emulation import EmulatorBackend
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.verify import verify_launch
-from tensorir_ladder.schedules import cost
-from tensorir_ladder.schedules.cost import BoxPlan
+from tensorir_ladder.schedules.cycles import Planned, planned_cycles
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.memory import fetch_by_tma, fetch_cooperatively, stage_in_shared
 from tensorir_ladder.schedules.pipeline import lower_ahead, pipeline_loop
+from tensorir_ladder.schedules.plans import able_plans, cheapest_plan, choose
 from tensorir_ladder.schedules.tensor_cores import (
     multiply_by_wgmma,
     pipeline_warpgroups,
@@ -528,20 +529,25 @@ WIDE = Choice(WarpgroupTile.parse("128x128x64/2x1"), 6)
 def cycles(tile: WarpgroupTile | str, problem: Matmul, cluster: tuple[int, int] = ALONE, parts: int = 1) -> float:
     """What the model says of a product by boxes, in clusters of so many blocks."""
     choice = Choice(WarpgroupTile.parse(tile), 4) if isinstance(tile, str) else tile
-    return float(cost._by_boxes(choice, problem, MACHINE, [parts], [BoxPlan((False, False), cluster)])[0, 0])
+    return planned_cycles(choice, problem, MACHINE, Planned(parts, boxes=True, cluster=cluster))
+
+
+def cluster_of(choice: Choice, problem: Matmul) -> tuple[int, int]:
+    """The cluster that the formula puts first."""
+    return cheapest_plan("boxes", choice, problem, replace(MACHINE, corrections=None)).cluster
 
 
 def test_rows_astride_cache_lines_cost_more_and_a_cluster_less() -> None:
     aligned, astride = (Matmul(2048, 1024, k, "float16", "nt") for k in (4096, 4104))
     assert cycles(WIDE, astride) > 1.15 * cycles(WIDE, aligned)
     assert cycles(WIDE, astride, BESIDE) < 0.95 * cycles(WIDE, astride)
-    assert cost.box_plan(WIDE, astride, MACHINE).cluster != ALONE
+    assert cluster_of(WIDE, astride) != ALONE
 
 
 def test_a_cluster_that_would_work_for_nothing_is_not_made() -> None:
     """A row of tiles that fills the GPU: a second one below would be zeros, and a second wave."""
-    assert cost.box_plan(WIDE, Matmul(120, 128 * 132, 4104, "float16"), MACHINE).cluster[0] == 1
-    assert cost.box_plan(WIDE, Matmul(128 * 132, 120, 4104, "float16", "nt"), MACHINE).cluster[1] == 1
+    assert cluster_of(WIDE, Matmul(120, 128 * 132, 4104, "float16"))[0] == 1
+    assert cluster_of(WIDE, Matmul(128 * 132, 120, 4104, "float16", "nt"))[1] == 1
 
 
 def test_clusters_of_more_than_two_leave_some_multiprocessors_empty() -> None:
@@ -556,7 +562,7 @@ def test_clusters_of_more_than_two_leave_some_multiprocessors_empty() -> None:
 )
 def test_blocks_without_eight_rows_of_a_box_each_share_none(rows: int, problem: Matmul) -> None:
     choice = Choice(WarpgroupTile.parse(f"{rows}x64x64swapped/1x1"), 4)
-    assert {plan.cluster[1] for plan in cost._box_plans(problem, choice.tile)} == {1, rows // 8}
+    assert {plan.cluster[1] for plan in able_plans("boxes", choice, problem, MACHINE, 1)} == {1, rows // 8}
 
 
 def test_swapped_operands_are_chosen_where_rows_fit_them_better() -> None:
@@ -565,6 +571,6 @@ def test_swapped_operands_are_chosen_where_rows_fit_them_better() -> None:
     assert cycles("104x64x64swapped/1x1", problem) < min(
         cycles("64x64x64/1x1", problem), cycles("128x64x64/2x1", problem)
     )
-    chosen = cost.choose(any_shape.BOX_TILES, problem, MACHINE)
+    chosen = choose(any_shape.BOX_TILES, problem, MACHINE, plans=True)
     assert chosen.tile.swapped
     assert chosen.tile.block_m == 104

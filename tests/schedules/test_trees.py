@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +14,9 @@ import pytest
 from tensorir_ladder import gpus
 from tensorir_ladder.gpus import schedule_corrections, schedules_path
 from tensorir_ladder.harness.machines import DEFAULT_ARCH, machine_for
-from tensorir_ladder.schedules import cost
-from tensorir_ladder.schedules.cost import Machine, Planned
-from tensorir_ladder.schedules.tiles import Choice, TileSet, WarpTile
+from tensorir_ladder.schedules.cost import Machine
+from tensorir_ladder.schedules.cycles import Planned, planned_cycles
+from tensorir_ladder.schedules.plans import able_plans, candidates, cheapest_plan
 from tensorir_ladder.schedules.trees import LEAF, Trees
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.choice import choose_step
@@ -62,77 +63,60 @@ def test_trees_that_are_not_whole_are_refused(
         schedule_corrections.__wrapped__("NVIDIA Other")
 
 
-def test_of_equal_costs_what_the_correction_says_decides() -> None:
-    """The formula takes all tiles for the same; of those that are nearly the same only the first is asked about."""
-    tiles = [WarpTile(block=(rows, 128, 16), warp=(32, 64), thread=(8, 8)) for rows in (64, 128)]
-    choices = [Choice(tile, stages) for tile in tiles for stages in (2, 3)]
-    asked = []
-
-    def left(choice: Choice, *_: object) -> float:
-        asked.append(choice)
-        return 0.9 if choice.tile.block_m == 128 else 1.0
-
-    tile_set = TileSet.of(*choices, cost=lambda *_: 1000.0, left_over=left)
-    machine, problem = machine_for(DEFAULT_ARCH).for_choices(), Matmul(500, 500, 500)
-    assert cost.choose(tile_set, problem, machine) == choices[2]
-    assert asked == [choices[0], choices[2]]
-    assert cost.choice_cost(tile_set, choices[2], problem, machine) == 900
-
-
-def planning(plans_again: bool, fastest: Planned) -> TileSet:
-    """Step 7's tiles, by whose trees one plan is much the fastest, whatever the tile."""
-    tiles = find_steps()[7].tiles_of("fitted")
-
-    def left(_choice: Choice, _problem: Matmul, _machine: Machine, planned: Planned, _cycles: float) -> float:
-        return 0.1 if planned == fastest else 1.0
-
-    return replace(tiles, left_over=left, plans_again=plans_again)
-
-
 ODD = Matmul(442, 5967, 2243)  # rows of both are no whole vectors
+MACHINE = machine_for(DEFAULT_ARCH).for_choices()
+ALONE = replace(MACHINE, corrections=None)
 
 
-@pytest.mark.parametrize("changed", ["parts", "copied"])
+def halving(**wanted: float) -> Machine:
+    """A machine by whose trees schedules take half as long where all these features have these values."""
+    asks, at = [], []
+    for place, value in enumerate(wanted.values()):
+        asks += [place, LEAF, place]  # smaller ones, then larger ones, else go on
+        at += [value - 0.5, 0.0, value + 0.5]
+    # The side of the smaller ones of the second question goes on; its larger side is a leaf that comes last.
+    nodes = [*asks, LEAF, *([LEAF] * len(wanted))]
+    trees = Trees(tuple(wanted), tuple(nodes), (*at, math.log(0.5), *([0.0] * len(wanted))))
+    return replace(MACHINE, corrections=(trees, trees))
+
+
+def test_what_trees_say_decides_among_tiles_that_the_formula_puts_first() -> None:
+    tiles = find_steps()[7].tiles_of("fitted")
+    first, *others = (each.choice for each in candidates(tiles, ODD, ALONE)[:8])
+    other = next(choice for choice in others if choice.tile.block != first.tile.block)
+    names = dict(zip(("block_m", "block_n", "block_k"), other.tile.block), threads=other.tile.threads_per_block)
+    found = candidates(tiles, ODD, halving(**names))
+    assert found[0].choice.tile.block == other.tile.block != first.tile.block
+    assert [each.cycles for each in found] == sorted(each.cycles for each in found)
+
+
+def test_of_tiles_that_are_nearly_the_same_one_is_a_candidate() -> None:
+    tiles = find_steps()[10].tiles_of("boxes")
+    found = {each.choice for each in candidates(tiles, Matmul(2000, 3000, 1000, "float16"), MACHINE)}
+    alike = [(type(c.tile), c.tile.block_m // 32, c.tile.block_n // 32, c.tile.threads_per_block) for c in found]
+    assert 4 < len(alike) == len(set(alike))
+
+
+@pytest.mark.parametrize("changed", ["parts", "copied", "both"])
 def test_what_trees_put_first_is_planned_where_it_differs_in_a_single_thing(changed: str) -> None:
-    machine = machine_for(DEFAULT_ARCH).for_choices()
     for choice in find_steps()[7].tiles_of("fitted").choices[1:4]:
-        usual = cost.cheapest_plan(planning(False, Planned()), choice, ODD, machine, split=True)
-        others = {
-            "parts": usual._replace(parts=usual.parts + 1),
-            "copied": usual._replace(copied=(not usual.copied[0], usual.copied[1])),
-        }
-        both = others["parts"]._replace(copied=others["copied"].copied)
-        for again, asked, planned in (
-            (True, others[changed], others[changed]),
-            (False, others[changed], usual),  # of a set that does not
-            (True, both, usual),  # which differs in two
-        ):
-            tiles = planning(again, asked)
-            assert cost.cheapest_plan(tiles, choice, ODD, machine, split=True) == planned
-            if again:
-                assert cost.choice_cost(tiles, choice, ODD, machine, split=True) == cost.planned_cost(
-                    tiles, choice, ODD, machine, planned
-                )
-        whole = cost.cheapest_plan(planning(True, usual._replace(parts=2)), choice, ODD, machine, split=False)
-        assert whole.parts == 1, "a variant that does not split"
+        usual = cheapest_plan("warps", choice, ODD, ALONE)
+        parts, a_copied = usual.parts + (changed != "copied"), usual.copied[0] ^ (changed != "parts")
+        found = cheapest_plan("warps", choice, ODD, halving(parts=parts, a_copied=a_copied, b_copied=usual.copied[1]))
+        wanted = Planned(parts, (a_copied, usual.copied[1]))
+        assert (found == wanted) is (changed != "both")
 
 
-def test_a_tile_is_chosen_by_what_it_would_be_planned_to_do() -> None:
-    """Of the tiles that are the cheapest as their formula plans, the one that another plan makes the cheapest."""
-    machine, split = machine_for(DEFAULT_ARCH).for_choices(), True
-    plain = planning(False, Planned())
-    first, second = sorted(
-        cost.first_choices(plain, ODD, machine, split=split),
-        key=lambda choice: cost.choice_cost(plain, choice, ODD, machine, split=split),
-    )[:2]
-    usual = cost.cheapest_plan(plain, second, ODD, machine, split=split)
-    wanted = usual._replace(parts=usual.parts + 1)
-
-    def left(choice: Choice, _problem: Matmul, _machine: Machine, planned: Planned, _cycles: float) -> float:
-        return 0.1 if (choice, planned) == (second, wanted) else 1.0
-
-    assert cost.choose(replace(plain, left_over=left), ODD, machine, split=split) == first
-    assert cost.choose(replace(plain, left_over=left, plans_again=True), ODD, machine, split=split) == second
+def test_a_plan_costs_no_more_than_others_by_the_formula() -> None:
+    for number, variant in ((7, "fitted"), (10, "fitted"), (10, "boxes")):
+        problem = Matmul(442, 5967, 2243, "float32" if number == 7 else "float16")
+        tiles = find_steps()[number].tiles_of(variant)
+        choice = tiles.choices[1]
+        found = cheapest_plan(tiles.formula, choice, problem, ALONE)
+        others = able_plans(tiles.formula, choice, problem, ALONE, found.parts)
+        assert found in others
+        least = min(planned_cycles(choice, problem, ALONE, each) for each in others if each.own_warp == found.own_warp)
+        assert planned_cycles(choice, problem, ALONE, found) == pytest.approx(least)
 
 
 def test_the_schedule_does_what_it_was_priced_by() -> None:
@@ -145,20 +129,18 @@ def test_the_schedule_does_what_it_was_priced_by() -> None:
 @pytest.mark.parametrize(("step", "variant"), [(7, "fitted"), (10, "fitted"), (10, "boxes")])
 def test_trees_know_all_that_they_ask_of_schedules(step: int, variant: str) -> None:
     """Of a product smaller than a tile, and one whose reduction is cut; their corrections are no more than that."""
-    tiles, machine = find_steps()[step].tiles_of(variant), machine_for(DEFAULT_ARCH).for_choices()
+    tiles = find_steps()[step].tiles_of(variant)
     for sizes in ((33, 72, 40), (129, 257, 8001)):
         problem = Matmul(*sizes, "float32" if step == 7 else "float16")
-        cycles = tiles.cost(tiles.default, problem, machine)
-        planned = tiles.plan(tiles.default, problem, machine, tiles.parts(problem, tiles.default, machine))
-        assert 0.4 < tiles.left_over(tiles.default, problem, machine, planned, cycles) < 2.5
+        for found in candidates(tiles, problem, MACHINE):
+            assert 0.4 < found.cycles / planned_cycles(found.choice, problem, MACHINE, found.planned) < 2.5
 
 
-def test_a_machine_without_corrections_goes_by_the_model_alone() -> None:
-    tiles, machine = find_steps()[7].tiles_of("fitted"), machine_for(DEFAULT_ARCH).for_choices()
-    alone, problem = replace(machine, corrections=None), Matmul(442, 5967, 2244)
-    assert tiles.left_over(tiles.default, problem, alone, Planned(), 1e5) == 1.0
-    assert tiles.left_over(tiles.default, problem, machine, Planned(), 1e5) != 1.0
-    assert choose_step(problem, alone)[0].number == 7
+def test_a_machine_without_corrections_goes_by_the_formulas_alone() -> None:
+    tiles, problem = find_steps()[7].tiles_of("fitted"), Matmul(442, 5967, 2244)
+    for found in candidates(tiles, problem, ALONE):
+        assert found.cycles == planned_cycles(found.choice, problem, ALONE, found.planned)
+    assert choose_step(problem, ALONE)[0].number == 7
 
 
 def test_a_gpu_without_trees_of_its_own_has_the_modelled_one_s() -> None:

@@ -22,7 +22,7 @@ from tensorir_ladder.harness.build import Kernel, Lowered, compiled, lower, lowe
 from tensorir_ladder.harness.execution import GpuBackend, compile_serial
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, arch_flags, run_nvcc
-from tensorir_ladder.schedules.cost import Planned
+from tensorir_ladder.schedules.cycles import Planned
 from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalSchedule, IllegalTile
 from tensorir_ladder.schedules.isa import swizzled_piece
 from tensorir_ladder.schedules.loops import bind_grid

@@ -69,7 +69,7 @@ def test_of_the_steps_only_the_fitted_forms_ask_for_it(number: int) -> None:
     for variant in STEPS[number].variants:
         cuda = lower(make_case(number, shape, variant.name, stages=3)).cuda
         by_threads = variant.name != "boxes"  # which TMA brings, zeros included
-        expected = bool(variant.fits) and by_threads, not variant.fits
+        expected = variant.plans and by_threads, not variant.plans
         assert ("_zero_fill(" in cuda, OTHERWISE in cuda) == expected
 
 

@@ -15,7 +15,7 @@ from support.cases import SMALL_TILES, STEPS, config
 from tensorir_ladder.harness.build import lower_schedule
 from tensorir_ladder.harness.machines import DEFAULT_ARCH, machine_for
 from tensorir_ladder.schedules import memory, pipeline, recipes, tensor_cores
-from tensorir_ladder.schedules.cost import Planned
+from tensorir_ladder.schedules.cycles import Planned
 from tensorir_ladder.schedules.inspection import annotated_loops
 from tensorir_ladder.schedules.isa import TF32
 from tensorir_ladder.schedules.loops import unroll_loop

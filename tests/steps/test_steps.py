@@ -29,7 +29,7 @@ from tensorir_ladder.harness.build import Case, Kernel, lower
 from tensorir_ladder.harness.emulation import EmulatorBackend
 from tensorir_ladder.harness.execution import LlvmBackend
 from tensorir_ladder.harness.verify import verify
-from tensorir_ladder.schedules.cost import Planned
+from tensorir_ladder.schedules.cycles import Planned
 from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalSchedule
 from tensorir_ladder.schedules.tiles import ThreadTile
 from tensorir_ladder.schedules.workloads import Matmul
@@ -334,7 +334,7 @@ def test_the_emulator_sees_no_store_beyond_the_output_either(asked: tuple) -> No
     verify(few_outputs(*asked), EmulatorBackend(), seeds=(1,))
 
 
-PLANNING = [(step, name) for step, name in SCHEDULED_VARIANTS if STEPS[step].tiles_of(name).plan]
+PLANNING = [(step, name) for step, name in SCHEDULED_VARIANTS if STEPS[step].variant(name).plans]
 EXTENTS = st.integers(1, 96)
 
 
@@ -352,7 +352,7 @@ def test_blocks_stay_in_their_domains(
     """TVM takes on trust that no iteration of a loop leaves a block's domain."""
     step, variant = form
     case = small_case(step, shape, variant, layout=layout, stages=3)
-    most = max(1, case.k_tiles // case.stages) if STEPS[step].variant(variant).splits_k else 1
+    most = max(1, case.k_tiles // case.stages)
     usual = STEPS[step].plan(case.problem, case.config)
     asked = replace(case, planned=usual._replace(parts=min(parts, most)))
     assert stray_blocks(asked.step.schedule(asked.problem, asked.config).mod["main"]) == []

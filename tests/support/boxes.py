@@ -7,8 +7,8 @@ from dataclasses import replace
 from support.cases import config
 from tensorir_ladder.harness.build import Lowered, lower_schedule
 from tensorir_ladder.harness.machines import machine_for
-from tensorir_ladder.schedules.cost import Planned, has_own_warp
-from tensorir_ladder.schedules.tiles import Choice, WarpgroupTile
+from tensorir_ladder.schedules.cycles import Planned
+from tensorir_ladder.schedules.tiles import WarpgroupTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps import step10_wgmma
 
@@ -28,7 +28,7 @@ def kernel_of(
 ) -> Lowered:
     """Step 10's kernel with a plan of its own instead of the cost model's, but for a warp of its own where it may."""
     made, boxes = config(variant, WarpgroupTile.parse(tile), stages), variant == "boxes"
-    own_warp = own_warp and boxes and has_own_warp(Choice(made.tile, stages), problem, made.machine, parts)
+    own_warp = own_warp and boxes and made.tile.leaves_a_warp
     planned = Planned(parts, copied, boxes, cluster, own_warp)
     sch = step10_wgmma.schedule(problem, replace(made, planned=planned))
     lowered = lower_schedule(sch, HOPPER, f"{problem.shape} {tile} {cluster} {parts} {copied}")

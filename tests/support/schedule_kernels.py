@@ -11,7 +11,7 @@ from support.cases import STEPS, make_case
 from tensorir_ladder.harness.build import lower
 from tensorir_ladder.harness.emulation import emulated
 from tensorir_ladder.lab.sanitizer.subjects import Subject
-from tensorir_ladder.schedules.cost import Planned
+from tensorir_ladder.schedules.cycles import Planned
 
 BOXES, OWN_WARP = Planned(boxes=True), Planned(boxes=True, own_warp=True)
 A_BY_BOXES = Planned(1, (True, False), boxes=True)

@@ -35,7 +35,7 @@ from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, MatrixRows
 from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.kernels.codegen.toolchain import NoCompiler
 from tensorir_ladder.kernels.tiles import ClusterTile, HopperTile, RoleTile
-from tensorir_ladder.schedules import cost
+from tensorir_ladder.schedules import plans
 from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.errors import IllegalTile, IllegalWorkload
 from tensorir_ladder.schedules.workloads import Matmul
@@ -84,7 +84,7 @@ def test_every_tuned_choice_was_faster_in_the_same_rounds_than_its_step_s_succes
     """A record times a step and the one before in the same rounds: the tuned choice is the one before, and faster."""
     for (m, n, k, dtype, layout), chosen in tuned("NVIDIA H200").items():
         problem = Matmul(m, n, k, dtype, layout)
-        usual = cost.choose(STEPS[13].tiles, problem, machine_for("sm_90a").for_choices())
+        usual = plans.choose(STEPS[13].tiles, problem, machine_for("sm_90a").for_choices())
         label = f" {problem.shape} {dtype} {chosen.tile} {chosen.stages} stages"
         case = (13, (m, n, k), layout, dtype, str(usual.tile))
         compared = [
