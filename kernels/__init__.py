@@ -18,8 +18,7 @@ They are put together from public building blocks:
 - loading: :mod:`.tma` (tensor maps, copies of boxes), :mod:`.ring` (mbarriers, a role's place in the ring),
   :mod:`.panels` (operands as TMA writes and instructions read them, descriptors).
 - multiplying: :mod:`.wgmma` (Hopper), :mod:`.tcgen05` (Blackwell, its tensor memory).
-- both: :mod:`.shifted_rows` (rows that begin anywhere, laid down as TMA would), :mod:`.whole_rows` (rows of B as they
-  lie, multiplied from registers).
+- both: :mod:`.shifted_rows` (rows that begin anywhere, laid down as TMA would).
 - beside the products: :mod:`.online_softmax` (of rows that come tile by tile).
 - how a kernel is made besides: :mod:`.kernel_form`.
 - who does what: :mod:`.roles` (producer and consumer warpgroups), :mod:`.raster` (the order of blocks),

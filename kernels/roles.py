@@ -317,20 +317,16 @@ class Consumer:
         self.number = bound("consumer", here.warpgroup - 1)
         self.row = bound("group_row", self.number // tile.warpgroups[1] * tile.group_m)
         self.column = bound("group_column", self.number % tile.warpgroups[1] * tile.group_n)
-        self._bind_operands()
+        a, b = product.a.extent_offset(self.row), product.a.bytes + product.b.extent_offset(self.column)
+        self.a, self.b = self._descriptor("a", product.a, a), self._descriptor("b", product.b, b)
         self.holds_there = here.overlapped and here.cluster > 1
         if self.holds_there:
             self.there = bound("there", shared.empty.there(0, here.lane, here.is_filled_by(here.lane)))
         self.read = RingState(shared.stages, 0)
         self._begin()
 
-    def _bind_operands(self) -> None:
-        """Emit where the warpgroup's parts of both operands lie in a stage."""
-        product = self.product
-        self.a = self._bind_descriptor("a", product.a, product.a.extent_offset(self.row))
-        self.b = self._bind_descriptor("b", product.b, product.a.bytes + product.b.extent_offset(self.column))
-
-    def _bind_descriptor(self, name: str, panels: TmaPanels, place: Expr) -> Var:
+    def _descriptor(self, name: str, panels: TmaPanels, place: Expr) -> Var:
+        """Emit where the warpgroup's part of an operand lies in a stage."""
         bind = held_descriptor if self.product.holds else bound
         return bind(name, panels.descriptor(self.shared.ring.ptr_to([place])))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from tvm import tirx
 from tvm.ir import Expr
 from tvm.script import tirx as T
@@ -44,7 +42,6 @@ from tensorir_ladder.kernels.stamps import Log
 from tensorir_ladder.kernels.tiles import SwappedTile
 from tensorir_ladder.kernels.tma import Maps, Matrices
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
-from tensorir_ladder.kernels.whole_rows import RowsConsumer, WholeRows, check_whole
 from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.errors import IllegalWorkload
 from tensorir_ladder.schedules.isa import PANEL, PTX_TYPES, ROW_BYTES, WARPGROUP, WGMMA_ROWS, wgmma_element
@@ -78,9 +75,6 @@ def swapped(
     (:attr:`kernels.tiles.SwappedTile.roles_exchange`), and results lie in the ring's memory where that makes room for
     another stage (:meth:`kernels.tiles.SwappedTile.results_in_ring`).
 
-    Where a tile is ``in_rows``, B's rows are loaded whole, as lines of memory, and its columns are multiplied from
-    registers (:mod:`kernels.whole_rows`).
-
     Where a tile has ``parts``, each of so many blocks of a cluster multiplies as many of its k tiles, give or take one;
     then each adds up and stores a share of the results (:mod:`kernels.cluster_sums`), the same to the last bit each
     time. Those of the same part share their loads, where blocks do.
@@ -112,10 +106,6 @@ def swapped(
     check_parts(parts, k_tiles)
     if form.overlapped:
         product = product.for_overlap(a_streams=cluster_rows == 1, b_streams=cluster_columns == 1)  # its A is B
-    consumer = Consumer
-    if tile.in_rows:
-        check_whole(problem, tile)
-        consumer, product = RowsConsumer, replace(product, a=WholeRows(problem.n, tile.block_k, product.a.streams))
     load_rows = loaded_rows(product, down, across)
     width, in_boxes = epilogue.stored_columns(problem, form.columns), problem.out_dtype in PTX_TYPES
     by_tma = in_boxes and tma.rows_fit(width, problem.out_dtype) and parts == 1
@@ -129,7 +119,7 @@ def swapped(
     @T.prim_func
     def main(A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle, bias_ptr: T.handle):
         boxes_of = T.meta_var((*load_rows[::-1], tile.group_m if by_tma else None))
-        matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), boxes_of, columns=width, b_lines=tile.in_rows)
+        matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), boxes_of, columns=width)
         maps = T.meta_var(Maps(matrices.b_map, matrices.a_map, matrices.c_map))
         bias = T.meta_var(form.finish.bind(bias_ptr, width))
         log.bind()
@@ -171,7 +161,7 @@ def swapped(
         else:  # a consumer
             if tile.roles_exchange:
                 take_registers(tile)
-            mine = consumer(here, shared, product, turned)
+            mine = Consumer(here, shared, product, turned)
             marks = T.meta_var(log.role("consumer 0", here.number, mine.number, here.thread % WARPGROUP == 0))
             for k_tile in T.serial(share.k_tiles):
                 marks.wait("full", shared.full, mine.read, k_tile, "consumer")

@@ -56,11 +56,6 @@ def _launch_registers(consumers: int) -> int:
     return min(_in_steps(BLOCK_REGISTERS // ((consumers + 1) * WARPGROUP)), MOST_CONSUMER_REGISTERS)
 
 
-def _consumer_share(consumers: int) -> int:
-    left = _launch_registers(consumers) * (consumers + 1) - PRODUCER_REGISTERS
-    return min(_in_steps(left // consumers), MOST_CONSUMER_REGISTERS)
-
-
 @dataclass(frozen=True)
 class TmaTile(BlockTile):
     """A tile that TMA loads: the target that has its instruction, the sides of a box, and the ring's bytes."""
@@ -140,8 +135,8 @@ class HopperTile(TmaTile, WarpgroupTile):
 class RoleTile(HopperTile):
     """The tile of kernels whose warpgroups have roles: a producer beside consumers, results in boxes of their own.
 
-    With more fields, the text is another tile's: ``16x128x64/1x2/4`` a :class:`SwappedTile`'s, ``88x152x64rows/1x3/3``
-    a :class:`RowsTile`'s, ``64x72x64/1x1/4x2`` and ``64x88x64/1x1/1x1/7`` a :class:`ClusterTile`'s.
+    With more fields, the text is another tile's: ``16x128x64/1x2/4`` a :class:`SwappedTile`'s, ``64x72x64/1x1/4x2``
+    and ``64x88x64/1x1/1x1/7`` a :class:`ClusterTile`'s.
     """
 
     LEFT_OUT: ClassVar[str] = ""  # the last field where it says nothing, which texts may leave out
@@ -157,7 +152,7 @@ class RoleTile(HopperTile):
     def parse(cls, text: str) -> Self:
         """Read a tile, of one of the classes below where the text is one's; IllegalTile shows the form of others."""
         if cls is RoleTile:
-            for family in (SwappedTile, RowsTile, ClusterTile):
+            for family in (SwappedTile, ClusterTile):
                 if family._match(text):
                     return family.parse(text)
         return super().parse(text)
@@ -170,11 +165,6 @@ class RoleTile(HopperTile):
     @property
     def swapped(self) -> bool:
         """True where weights are the instruction's rows: a :class:`SwappedTile`."""
-        return False
-
-    @property
-    def in_rows(self) -> bool:
-        """True where whole rows of B are loaded as they lie: a :class:`RowsTile`."""
         return False
 
     @property
@@ -245,7 +235,8 @@ class RoleTile(HopperTile):
         A block's pool holds only what its threads were launched with and have given back: a consumer that asks for
         more than is there waits for ever.
         """
-        return _consumer_share(self.consumers)
+        left = _launch_registers(self.consumers) * (self.consumers + 1) - PRODUCER_REGISTERS
+        return min(_in_steps(left // self.consumers), MOST_CONSUMER_REGISTERS)
 
     @property
     def consumer_registers(self) -> int:
@@ -254,7 +245,7 @@ class RoleTile(HopperTile):
 
     @property
     def late_registers(self) -> int:
-        """Of a consumer whose rounded results, half as many registers, leave beside the next tile's products."""
+        """Registers of a consumer whose rounded results, half as many as its sums, have registers of their own."""
         return self.consumer_registers + self.group_m * self.group_n // (2 * WARPGROUP)
 
     @property
@@ -408,14 +399,9 @@ class SwappedTile(RoleTile):
         return False
 
     @property
-    def multiplied_n(self) -> int:
-        """Columns that the warpgroups multiply."""
-        return self.block_n
-
-    @property
     def turned(self) -> RoleTile:
         """The tile of the product as the instruction sees it: B's columns down, A's rows across."""
-        return RoleTile((self.multiplied_n, self.block_m, self.block_k), self.warpgroups[::-1])
+        return RoleTile((self.block_n, self.block_m, self.block_k), self.warpgroups[::-1])
 
     @property
     def registers(self) -> int:
@@ -423,7 +409,7 @@ class SwappedTile(RoleTile):
 
         As many as a consumer needs; an equal share of all where ``roles_exchange`` some.
         """
-        return _swapped_registers(self.group_m, self.group_n, self.consumers)
+        return super().registers if self.roles_exchange else self.late_registers
 
     @property
     def instruction_rows(self) -> tuple[int, ...]:
@@ -439,14 +425,15 @@ class SwappedTile(RoleTile):
     @property
     def roles_exchange(self) -> bool:
         """True where consumers need more registers than an equal share, and have them if the producer gives up some."""
-        return _roles_exchange(self.group_m, self.group_n, self.consumers)
+        equal = min(BLOCK_REGISTERS // self.threads_per_block, REGISTERS_PER_THREAD)
+        return self.late_registers > equal and self.consumer_registers <= self.consumer_share
 
     def misfits(self) -> list[str]:
         """Return what does not fit warpgroups, wgmma with its operands exchanged, TMA, or a cluster."""
         rows, columns = self.warpgroups
         sides = (
             ("rows of the block", self.block_m, "warpgroups along rows", rows),
-            ("columns of the block", self.multiplied_n, "warpgroups along columns", columns),
+            ("columns of the block", self.block_n, "warpgroups along columns", columns),
         )
         found = indivisible(sides) + self.oversized()
         if not found:
@@ -459,16 +446,18 @@ class SwappedTile(RoleTile):
     @property
     def sum_pitch(self) -> int:
         """As of upright tiles; here a thread stores one sum at once, a warp 8 columns of every other of 8 rows."""
-        return self.multiplied_n + SUM_PAD
+        return self.block_n + SUM_PAD
 
     @property
     def result_bytes(self) -> int:
         """Return the block's shared memory for results: in float32 where the sums are of parts, else rounded."""
-        return _swapped_results(self.block_m, self.multiplied_n, self.parts)
+        return self.sum_bytes if self.parts > 1 else self.block_m * self.block_n * 2
 
     def smem_bytes(self, itemsize: int, stages: int = 1) -> int:
         """Return the shared memory of a block: stages with two barriers each, and results, beside them or within."""
-        return _swapped_bytes(*self.block, self.parts, itemsize, stages, self.multiplied_n)
+        ring, results = self.pool_bytes(itemsize, stages), self.result_bytes
+        within = self.results_in_ring(itemsize, stages)
+        return (max(ring, results) if within else ring + results) + 2 * stages * BARRIER_BYTES
 
     def kept_bytes(self, itemsize: int, stages: int, boxes: int = 0) -> int:
         """Return the shared memory of a block: there are none that stay."""
@@ -476,122 +465,14 @@ class SwappedTile(RoleTile):
 
     def results_in_ring(self, itemsize: int, stages: int) -> bool:
         """Tell whether results lie in the ring's memory: those of parts, or where stages leave them none beside it."""
-        return _results_in_ring(*self.block, self.parts, itemsize, stages, self.multiplied_n)
+        beside = self.pool_bytes(itemsize, stages) + self.result_bytes + 2 * stages * BARRIER_BYTES
+        return self.parts > 1 or beside > _room(1)
 
     def resident(self, itemsize: int, stages: int) -> int:
         """Return how many blocks a multiprocessor holds at once, by shared memory and registers: 1 to 4."""
-        return max(1, _resident(self.smem_bytes(itemsize, stages), self.threads_per_block, self.registers))
-
-
-@dataclass(frozen=True)
-class RowsTile(SwappedTile):
-    """The same, of all columns of a B stored [k, n], whose rows are loaded whole (:mod:`kernels.whole_rows`).
-
-    Written ``88x152x64rows/1x3/3``: three warpgroups multiply 64 of the 152 columns each, the last one 24 that exist.
-    """
-
-    FORM: ClassVar[str] = "MxNxKrows/WGMxWGN/P/DOWNxACROSS"
-    EXAMPLE: ClassVar[str] = "88x152x64rows/1x3/3"
-
-    def __str__(self) -> str:
-        block, *fields = super().__str__().split("/")
-        return "/".join([f"{block}rows", *fields])
-
-    @property
-    def in_rows(self) -> bool:
-        """True."""
-        return True
-
-    @property
-    def multiplied_n(self) -> int:
-        """Columns that the warpgroups multiply: some may not exist."""
-        of_all = self.warpgroups[1] * WGMMA_ROWS
-        return -(-self.block_n // of_all) * of_all
-
-    @property
-    def group_n(self) -> int:
-        """Columns that a warpgroup multiplies."""
-        return self.multiplied_n // self.warpgroups[1]
-
-    def misfits(self) -> list[str]:
-        """Return also what is no piece of ``ldmatrix``, or takes more registers than there are."""
-        found = super().misfits()
-        if self.block_n % WGMMA_WIDTHS:
-            found.append(f"{self.block_n} columns, no multiple of {WGMMA_WIDTHS}")
-        if self.block_k != PANEL:
-            found.append(f"{self.block_k} k steps of whole rows, which have {PANEL}")
-        if self.cluster[1] > 1:
-            found.append(f"{self.cluster[1]} blocks beside each other, limit 1 where each has all columns")
-        if not found and (taken := self.consumer_registers) > (most := self.consumer_share):
-            found.append(f"{taken} registers a consumer, limit {most}")
-        return found
-
-    @property
-    def consumer_registers(self) -> int:
-        """Accumulators, what addresses take, and a k tile of B's columns."""
-        return super().consumer_registers + self.group_n * self.block_k // (2 * WARPGROUP)
-
-    @property
-    def registers(self) -> int:
-        """Registers that every thread is launched with: a consumer's, which also has B's columns in some."""
-        launched = super().registers
-        return launched if self.roles_exchange else max(launched, self.consumer_registers)
-
-
-# What a tile of exchanged operands takes. Registers are counted for a consumer's rows and columns, results for the
-# columns that are ``multiplied``.
-
-
-def _swapped_results(rows: int, columns: int, parts: int) -> int:
-    return rows * (columns + SUM_PAD) * SUM_BYTES if parts > 1 else rows * columns * 2
-
-
-def _swapped_registers(rows: int, columns: int, consumers: int) -> int:
-    """Return a thread's registers at launch; where they are more than there are, what it would take."""
-    if _roles_exchange(rows, columns, consumers):
-        return _launch_registers(consumers)
-    return _comfortable_registers(rows, columns)
-
-
-def _comfortable_registers(rows: int, columns: int) -> int:
-    """Return a consumer's registers where its rounded results, half as many as its sums, have some of their own."""
-    return _needed_registers(rows, columns) + rows * columns // (2 * WARPGROUP)
-
-
-def _needed_registers(rows: int, columns: int) -> int:
-    """Return a consumer's registers where rounded results take those of their sums."""
-    return rows * columns // WARPGROUP + WGMMA_REGISTERS
-
-
-def _roles_exchange(rows: int, columns: int, consumers: int) -> bool:
-    """Tell whether the producer gives up registers: an equal share of all is too few for a consumer, its own is not."""
-    equal = min(BLOCK_REGISTERS // ((consumers + 1) * WARPGROUP), REGISTERS_PER_THREAD)
-    able = _needed_registers(rows, columns) <= _consumer_share(consumers)
-    return _comfortable_registers(rows, columns) > equal and able
-
-
-def _ring_bytes(rows: int, columns: int, steps: int, itemsize: int, stages: int) -> int:
-    return (rows + columns) * steps * itemsize * stages
-
-
-def _results_in_ring(
-    rows: int, columns: int, steps: int, parts: int, itemsize: int, stages: int, multiplied: int
-) -> bool:
-    """Tell whether results lie in the ring: sums of parts, and where so many stages have no room for them beside it."""
-    beside = _ring_bytes(rows, columns, steps, itemsize, stages) + _swapped_results(rows, multiplied, parts)
-    return parts > 1 or beside + 2 * BARRIER_BYTES * stages > _room(1)
-
-
-def _swapped_bytes(rows: int, columns: int, steps: int, parts: int, itemsize: int, stages: int, multiplied: int) -> int:
-    ring, results = _ring_bytes(rows, columns, steps, itemsize, stages), _swapped_results(rows, multiplied, parts)
-    within = _results_in_ring(rows, columns, steps, parts, itemsize, stages, multiplied)
-    return (max(ring, results) if within else ring + results) + 2 * BARRIER_BYTES * stages
-
-
-def _resident(smem_bytes: int, threads: int, registers: int) -> int:
-    by_shared = (SHARED_KIB[90] + 1) * 1024 // (smem_bytes + 1024)  # 1 KiB is the driver's
-    by_registers = BLOCK_REGISTERS // (threads * (_in_steps(registers - 1) + REGISTER_STEP))
-    return min(by_shared, by_registers, MOST_RESIDENT)
+        by_shared = (SHARED_KIB[90] + 1) * 1024 // (self.smem_bytes(itemsize, stages) + 1024)  # 1 KiB is the driver's
+        by_registers = BLOCK_REGISTERS // (self.threads_per_block * (_in_steps(self.registers - 1) + REGISTER_STEP))
+        return max(1, min(by_shared, by_registers, MOST_RESIDENT))
 
 
 def role_choices(by: int = 16) -> Iterator[Choice]:

@@ -9,7 +9,6 @@ zeros on loads and left out on stores. Source: CUDA driver API, cuTensorMapEncod
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from tvm.ir import Expr
@@ -80,24 +79,10 @@ def encode_map(name: str, matrix: Buffer, rows: int, columns: int = PANEL) -> Va
     """
     sizes = list(matrix.shape)[::-1]
     strides = [dtype_bytes(matrix.dtype) * math.prod(map(int, sizes[:count])) for count in range(1, len(sizes))]
-    return _encoded(name, matrix, sizes, strides, (columns, rows, 1)[: len(sizes)], TMA_SWIZZLE_128B)
-
-
-def encode_lines(name: str, matrix: Buffer, lines: int) -> Var:
-    """Emit the encoding of a 16-bit matrix as lines of 128 bytes, whatever lies in them, boxes of so many.
-
-    Elements follow each other without gaps, as many as whole lines have; a box is not swizzled.
-    """
-    sizes = PANEL, math.prod(map(int, matrix.shape)) // PANEL
-    return _encoded(name, matrix, sizes, (ROW_BYTES,), (PANEL, lines), 0)
-
-
-def _encoded(
-    name: str, matrix: Buffer, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int], swizzle: int
-) -> Var:
+    box = (columns, rows, 1)[: len(sizes)]
     tensor_map = T.Var(name, ty=T.handle("tensormap").ty)
     T.Bind(T.tvm_stack_alloca("tensormap", 1), var=tensor_map)
-    T.evaluate(encode_tensor_map(tensor_map, matrix, sizes, strides, box, swizzle))
+    T.evaluate(encode_tensor_map(tensor_map, matrix, sizes, strides, box, TMA_SWIZZLE_128B))
     return tensor_map
 
 
@@ -155,7 +140,7 @@ class Matrices:
     ``pointers`` are the kernel's parameters, ``rows`` those of a TMA box of A, B and C; None leaves out C's map. Each
     is a ``batch`` of matrices if that is not 1. C may have fewer ``columns`` than the product. ``b_columns`` are the
     columns of B, stored [k, n], that a tile has: more maps where they are no whole panels of 64 (:class:`Edged`).
-    ``c_columns`` are those of C's boxes. ``b_lines``: B's boxes are lines (:func:`encode_lines`).
+    ``c_columns`` are those of C's boxes.
     """
 
     def __init__(
@@ -167,7 +152,6 @@ class Matrices:
         columns: int = 0,
         b_columns: int = PANEL,
         c_columns: int = PANEL,
-        b_lines: bool = False,
     ) -> None:
         shapes = ((problem.m, problem.k), problem.b_shape, (problem.m, columns or problem.n))
         dtypes = (problem.dtype, problem.dtype, problem.out_dtype)
@@ -179,8 +163,7 @@ class Matrices:
             IRBuilder.name(name, matrix)
         self.a, self.b, self.c = matched
         self.a_map = encode_map("a_map", self.a, rows[0])
-        encode = encode_lines if b_lines else encode_map
-        whole = encode("b_map", self.b, rows[1]) if b_columns >= PANEL else None
+        whole = encode_map("b_map", self.b, rows[1]) if b_columns >= PANEL else None
         edge = b_columns % PANEL
         self.b_map = Edged(whole, encode_map("b_edge_map", self.b, rows[1], edge)) if edge else whole
         self.c_map = None if rows[2] is None else encode_map("c_map", self.c, rows[2], c_columns)
@@ -217,10 +200,9 @@ def load(
 ) -> None:
     """Emit the copy of the box at (row, column) to shared memory at ``into``, a multiple of 1024 bytes.
 
-    Or of 128, where the box is not swizzled. One thread's instruction, which returns at once; the box's bytes, zeros
-    included, count down the mbarrier's expected bytes as they arrive. With more ``blocks`` it arrives in all of the
-    cluster, or in those of a :class:`Multicast`, at the same place of each. What ``streams`` is read once, and leaves
-    the L2 cache first.
+    One thread's instruction, which returns at once; the box's bytes, zeros included, count down the mbarrier's expected
+    bytes as they arrive. With more ``blocks`` it arrives in all of the cluster, or in those of a :class:`Multicast`, at
+    the same place of each. What ``streams`` is read once, and leaves the L2 cache first.
     """
     address, place = _place(tensor_map, column, row)
     given = blocks if isinstance(blocks, Multicast) else Multicast(blocks)

@@ -127,22 +127,6 @@ class WarpgroupProduct(TileProduct):
         self._issue(sums, operands, accumulate, (int(self.b.major == "n"),))
         keep(packed)
 
-    def multiply_rows(self, sums: Buffer, packed: Buffer, b: Expr, stage: Expr, steps: range, accumulate: Expr) -> None:
-        """Emit the instructions of some ``steps`` of a k tile, as one group, A's rows in registers as above.
-
-        ``packed`` has those of each step's row tiles, one after the other. B lies behind A's part of a stage.
-        """
-        keep(packed)
-        with _one_group(sums):
-            for number, step in enumerate(steps):
-                added = accumulate if number == 0 else T.bool(True)
-                for row_tile in range(self.row_tiles):
-                    first, place = row_tile * self.registers_per_tile, (number * self.row_tiles + row_tile) * FRAGMENT
-                    own = [sums[first + i] for i in range(self.registers_per_tile)]
-                    rows = [packed[place + i] for i in range(FRAGMENT)]
-                    columns = self.moved(b, stage, self.b.step_offset(step))
-                    T.evaluate(T.ptx[self.instruction](*own, *rows, columns, added, 1, 1, int(self.b.major == "n")))
-
     def _b_in(self, stage: Expr, b: Expr, step: int) -> Expr:
         return b + T.Cast("uint64", (stage * self.b.bytes + self.b.step_offset(step)) // 16)
 

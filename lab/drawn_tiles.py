@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tensorir_ladder.kernels.tiles import ClusterTile, HopperTile, RoleTile, RowsTile, SwappedTile
+from tensorir_ladder.kernels.tiles import ClusterTile, HopperTile, RoleTile, SwappedTile
 from tensorir_ladder.schedules import isa
 from tensorir_ladder.schedules.tiles import (
     FLOATS,
@@ -78,10 +78,7 @@ def _of_warpgroups(choose: Choose, kind: type[WarpgroupTile]) -> WarpgroupTile:
 
 
 def _of_roles(choose: Choose, kind: type[RoleTile]) -> RoleTile:
-    """Draw one of four with its operands exchanged, and two in clusters, which not every kernel with roles takes.
-
-    Of those with exchanged operands one of three reads whole rows.
-    """
+    """Draw one of four with its operands exchanged, and two in clusters, which not every kernel with roles takes."""
     if choose(range(4)):
         upright = _of_warpgroups(choose, kind)
         return ClusterTile(upright.block, upright.warpgroups, *_shared(choose)) if choose((0, 0, 1)) else upright
@@ -90,9 +87,6 @@ def _of_roles(choose: Choose, kind: type[RoleTile]) -> RoleTile:
     columns, steps = isa.WGMMA_ROWS * choose((1, 1, 1, 2, 3)), isa.PANEL * choose((1, 1, 1, 2))
     block = groups[0] * rows, groups[1] * columns, steps
     cluster, parts = _shared(choose)
-    if choose((False, False, True)):
-        whole = rows * groups[0], groups[1] * columns - choose(range(0, isa.WGMMA_ROWS, isa.WGMMA_WIDTHS)), steps
-        return RowsTile(whole, groups, parts, cluster if choose(range(4)) == 0 else (cluster[0], 1))
     return SwappedTile(block, groups, parts, cluster)
 
 

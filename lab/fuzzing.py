@@ -24,7 +24,6 @@ from tensorir_ladder.harness.machines import DEFAULT_ARCH, GpuSpec, machine_for
 from tensorir_ladder.harness.verify import NORMAL, SPECIAL, WHOLE, WrongResult, check_run
 from tensorir_ladder.harness.workers import Tell
 from tensorir_ladder.kernels.codegen import toolchain
-from tensorir_ladder.kernels.tiles import RowsTile
 from tensorir_ladder.lab.drawn_tiles import Choose, draw_tile
 from tensorir_ladder.schedules.cycles import Planned
 from tensorir_ladder.schedules.errors import IllegalSchedule
@@ -148,8 +147,6 @@ def draw_case(
     tile = choose_tile(choose, step)
     rows, columns, _ = place.largest(step, tile, 1, 1)
     m, n = choose(range(1, rows + 1)), _multiple(choose, step, columns)
-    if isinstance(tile, RowsTile) and choose(range(8)):
-        n = tile.block_n  # else it takes none of them
     depth = place.largest(step, tile, m, n)[2]
     k = _multiple(choose, step, depth, depth * 3 // 4 if step.explicit and choose((False, True)) else 0)
     problem = Matmul(m, n, k, choose(step.variant(variant).dtypes), choose(LAYOUTS))

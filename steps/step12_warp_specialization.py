@@ -22,8 +22,7 @@ a fourth field (64x88x64/1x1/1x1/7) each block of a cluster has a part of the re
 of the results (kernels/cluster_sums.py).
 A number as the third field (16x64x64/1x1/4) exchanges the operands, Cᵀ = Bᵀ · Aᵀ, for products of few rows: B's columns
 are then the instruction's 64 rows, and each part of the reduction is a block of a cluster (kernels/swapped.py). With a
-fourth (72x64x64/1x1/1/2x4) these tiles have such clusters, too. With ``rows`` behind the k steps (88x152x64rows/1x3/3)
-a block has all columns of B, whose rows are loaded whole, and multiplied from registers (kernels/whole_rows.py).
+fourth (72x64x64/1x1/1/2x4) these tiles have such clusters, too.
 At least two stages, since a consumer keeps one k tile's wgmma in flight. Rows that are no multiples of 16 bytes are
 refused, as in step 11.
 What to expect: the tensor cores hardly ever wait in the loop; what is left is before it and behind it.

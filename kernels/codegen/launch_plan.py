@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from tensorir_ladder.schedules.errors import IllegalSchedule
-from tensorir_ladder.schedules.isa import ROW_BYTES, TMA_L2_PROMOTION_128B, TMA_STRIDE_BYTES, WIDEST
+from tensorir_ladder.schedules.isa import TMA_L2_PROMOTION_128B, TMA_STRIDE_BYTES, WIDEST
 
 BIAS = "bias"
 RESIDUAL = "R"  # a matrix like C, which is added to the results
@@ -98,8 +98,6 @@ class TensorMap:
 
         A kernel still loads zeros beyond the matrix's edges. UnsupportedLaunch for a map of other rank.
         """
-        if self.in_lines:
-            return self._lines_of(matrix)
         rank = 2 if matrix.batch == 1 else 3
         if len(self.sizes) != rank:
             raise UnsupportedLaunch(
@@ -110,24 +108,6 @@ class TensorMap:
             )
         sizes, strides = (matrix.columns, matrix.rows, matrix.batch), (matrix.row_bytes, matrix.batch_bytes)
         return replace(self, sizes=sizes[:rank], strides=strides[: rank - 1])
-
-    @property
-    def in_lines(self) -> bool:
-        """True where boxes are lines of a matrix without gaps, whatever lies in them (:mod:`kernels.whole_rows`)."""
-        return (
-            not self.swizzle and len(self.sizes) == 2 and self.sizes[0] * self.itemsize == self.strides[0] == ROW_BYTES
-        )
-
-    def _lines_of(self, matrix: MatrixRows) -> TensorMap:
-        extent = prod(self.sizes)
-        if matrix.batch > 1 or matrix.extent(self.itemsize) != extent * self.itemsize or prod(matrix.shape) != extent:
-            raise UnsupportedLaunch(
-                f"the kernel reads {self.buffer} as lines",
-                value=f"{matrix.rows} rows of {matrix.columns}, {matrix.row_bytes} bytes apart",
-                limit=f"{extent} elements side by side",
-                remedy="give a contiguous matrix of as many",
-            )
-        return self
 
 
 @dataclass(frozen=True)

@@ -71,8 +71,6 @@ SUBJECTS = (
     Subject(12, "roles", (21, 72, 2280), "24x64x64/1x1/2", 3, layout="nt"),
     Subject(12, "roles", (24, 136, 1128), "16x64x64/1x1/1/2x2", 3),  # blocks that share loads, half of them beyond C
     Subject(12, "roles", (64, 168, 1128), "64x104x64/1x1", 3),  # a panel loaded for a part of its columns
-    Subject(12, "roles", (40, 120, 1128), "24x120x64rows/1x2/1", 3),  # whole rows of B, from registers
-    Subject(12, "roles", (21, 56, 2280), "24x56x64rows/1x1/2", 3),
     Subject(13, "stream", (364, 248, 552), _GROUPS, 3, 5),  # two waves of whole tiles, and two tiles with helpers
     Subject(13, "overlapped", (184, 184, 552), _GROUP, 3, 4),
     Subject(13, "whole", (1090, 120, 264), _GROUP, 4, 3),  # more rows of tiles than one group has
