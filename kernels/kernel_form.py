@@ -22,7 +22,6 @@ class KernelForm:
     next_at_once : let the next kernel begin from the start, instead of when the last products are issued; nothing
         without ``overlapped``. It pays only where the GPU has places for all blocks of both.
     bounded : give up after a bounded number of looks at a barrier, and say which: for debugging.
-    group : rows of tiles that blocks walk together, for the L2 cache.
     stamps : time stamps of the roles, which go to a further buffer; None without.
     """
 
@@ -32,7 +31,6 @@ class KernelForm:
     overlapped: bool = False
     next_at_once: bool = False
     bounded: bool = False
-    group: int = 16
     stamps: Stamps | None = None
 
 

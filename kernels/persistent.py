@@ -14,7 +14,7 @@ from tensorir_ladder.kernels.fused_epilogue import without
 from tensorir_ladder.kernels.held import held_alone
 from tensorir_ladder.kernels.kernel_form import PLAIN_FORM, KernelForm
 from tensorir_ladder.kernels.partial_sums import PartialSums
-from tensorir_ladder.kernels.raster import grouped
+from tensorir_ladder.kernels.raster import ROWS_TOGETHER, grouped
 from tensorir_ladder.kernels.residual import Residual, add_residual, load_residual
 from tensorir_ladder.kernels.ring import RingState, check_stages
 from tensorir_ladder.kernels.roles import (
@@ -192,7 +192,7 @@ def persistent(
                 fill = RingState(stages, 1)  # 1: the ring's first turn waits for nobody
                 loads = T.meta_var(log.role("producer", here.number, counts=True))
                 while work.tile < plan.tiles:
-                    place = T.meta_var(grouped(work.tile, high, tile_columns, max(1, form.group // down)))
+                    place = T.meta_var(grouped(work.tile, high, tile_columns, max(1, ROWS_TOGETHER // down)))
                     row: T.let = (place[0] * down + here.below) * tile.block_m
                     column: T.let = (place[1] * across + here.beside) * tile.block_n
                     own_row = T.meta_var(held_alone("held_row", row, form.overlapped))
@@ -233,7 +233,7 @@ def persistent(
 
             while work.tile < plan.tiles:
                 marks.mark("piece begins")
-                place = T.meta_var(grouped(work.tile, high, tile_columns, max(1, form.group // down)))
+                place = T.meta_var(grouped(work.tile, high, tile_columns, max(1, ROWS_TOGETHER // down)))
                 row: T.let = (place[0] * down + here.below) * tile.block_m + mine.row
                 column: T.let = (place[1] * across + here.beside) * tile.block_n + mine.column
                 for k_tile in T.unroll(early):  # beside these the piece before stores its results, a box each

@@ -5,8 +5,10 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.ir import Expr
 
+ROWS_TOGETHER = 16  # rows of tiles that blocks take side by side, those of a cluster counted
 
-def grouped(block: Expr, rows: int | Expr, columns: int, group: int) -> tuple[Expr, Expr]:
+
+def grouped(block: Expr, rows: int | Expr, columns: int, group: int = ROWS_TOGETHER) -> tuple[Expr, Expr]:
     """Row and column of a block's tile: down ``group`` rows of tiles, then to the next column.
 
     ::

@@ -74,7 +74,6 @@ def shifting(
     stages: int,
     ahead: int,
     *,
-    group: int = 16,
     finish: Epilogue = PLAIN,
     overlapped: bool = False,
 ) -> tirx.PrimFunc:
@@ -94,7 +93,7 @@ def shifting(
     those of the problem or a few more (a copy, whose tensor map says how long they are). The output has no gaps either.
     Each of the ``parts`` of a :class:`kernels.tiles.ClusterTile` has its share of the reduction, as in step 12.
 
-    ``group``, ``finish`` and ``overlapped`` are as in :func:`kernels.unaligned.unaligned`.
+    ``finish`` and ``overlapped`` are as in :func:`kernels.unaligned.unaligned`.
 
     Raises
     ------
@@ -154,7 +153,7 @@ def shifting(
         shared.begin(here)
         if overlapped:
             begin_after_last(True)
-        place = T.meta_var(grouped(here.number // parts, tile_rows, tile_columns, group))
+        place = T.meta_var(grouped(here.number // parts, tile_rows, tile_columns))
         row: T.let = place[0] * tile.block_m
         column: T.let = place[1] * tile.block_n
         corner = T.meta_var((held("held_row", row, overlapped), held("held_column", column, overlapped)))

@@ -13,7 +13,7 @@ from tensorir_ladder.kernels.epilogue import EIGHT
 from tensorir_ladder.kernels.fused_epilogue import without
 from tensorir_ladder.kernels.held import held
 from tensorir_ladder.kernels.kernel_form import PLAIN_FORM, KernelForm
-from tensorir_ladder.kernels.raster import grouped
+from tensorir_ladder.kernels.raster import ROWS_TOGETHER, grouped
 from tensorir_ladder.kernels.ring import RingState, check_stages
 from tensorir_ladder.kernels.roles import (
     FEWEST_STAGES,
@@ -136,7 +136,7 @@ def swapped(
         if form.overlapped:
             begin_after_last(form.next_at_once)
         number = T.meta_var(here.number // (parts * shared_by))
-        place = T.meta_var(grouped(number, cluster_rows, cluster_columns, max(1, form.group // down)))
+        place = T.meta_var(grouped(number, cluster_rows, cluster_columns, max(1, ROWS_TOGETHER // down)))
         row: T.let = (place[0] * down + here.below) * tile.block_m
         column: T.let = (place[1] * across + here.beside) * tile.block_n
         tile_corner = T.meta_var((held("held_row", row, form.overlapped), held("held_column", column, form.overlapped)))

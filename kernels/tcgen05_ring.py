@@ -20,10 +20,9 @@ from tensorir_ladder.kernels.tcgen05 import (
     store_rows,
 )
 from tensorir_ladder.kernels.tma import Matrices
-from tensorir_ladder.kernels.tma_ring import MOST_STAGES
+from tensorir_ladder.kernels.tma_ring import MOST_STAGES, NEIGHBOURS
 from tensorir_ladder.schedules.workloads import Matmul
 
-NEIGHBOURS = 8  # rows of tiles that blocks take side by side
 READERS = 4  # warps that take the results from tensor memory
 UNALIGNED_ROWS = "take step 9, which copies such rows to aligned ones first"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -473,31 +472,6 @@ class SwappedTile(RoleTile):
         by_shared = (SHARED_KIB[90] + 1) * 1024 // (self.smem_bytes(itemsize, stages) + 1024)  # 1 KiB is the driver's
         by_registers = BLOCK_REGISTERS // (self.threads_per_block * (_in_steps(self.registers - 1) + REGISTER_STEP))
         return max(1, min(by_shared, by_registers, MOST_RESIDENT))
-
-
-def role_choices(by: int = 16) -> Iterator[Choice]:
-    """Yield the tiles that kernels with roles take, of 64, 128 and 192 rows and each width from 64 to 256 in steps.
-
-    With as many stages as a block's shared memory holds, up to 8: what measuring may choose among. Of three consumers
-    only widths whose sums, and results that leave late, their registers hold.
-    """
-    for groups in (1, 2, 3):
-        for columns in range(PANEL, WIDEST + 1, by):
-            tile = RoleTile((groups * WGMMA_ROWS, columns, PANEL), (groups, 1))
-            if not tile.misfits() and tile.leaves_late:
-                yield Choice(tile, most_stages(tile, 8))
-
-
-def at_once_choices() -> Iterator[Choice]:
-    """Yield the largest tiles of kernels whose blocks stay: of 192 rows, and of 256, of each width that there is.
-
-    Consumers have no registers for their results beside the next tile's sums: these leave before (at once).
-    """
-    for rows, groups in ((3 * WGMMA_ROWS, 3), (4 * WGMMA_ROWS, 2)):
-        for columns in range(PANEL, 3 * PANEL + 1, WGMMA_WIDTHS):
-            tile = RoleTile((rows, columns, PANEL), (groups, 1))
-            if not tile.misfits() and not tile.leaves_late:
-                yield Choice(tile, most_stages(tile, 8))
 
 
 def most_stages(tile: RoleTile, most: int, blocks: int = 1) -> int:

@@ -19,6 +19,7 @@ from tensorir_ladder.schedules.isa import PANEL, WARPGROUP, WGMMA_ROWS
 from tensorir_ladder.schedules.workloads import Matmul
 
 MOST_STAGES = 6
+NEIGHBOURS = 8  # rows of tiles that blocks take side by side
 
 
 @on_a_short_stack
@@ -29,7 +30,6 @@ def tma_ring(
     *,
     tma_store: bool = True,
     bounded: bool = False,
-    group: int = 8,
     stamps: Stamps | None = None,
     finish: Epilogue = PLAIN,
 ) -> tirx.PrimFunc:
@@ -49,8 +49,8 @@ def tma_ring(
     With one stage nothing overlaps: the k tile's own wgmma is awaited before its stage is filled. A ring has no more
     stages than there are k tiles. Ragged edges are TMA's: zeros on loads, left out on stores; what TMA cannot store
     (:func:`kernels.epilogue.can_store_by_tma`, or ``tma_store`` off) leaves from registers. ``bounded`` is that of
-    :class:`kernels.ring.Barriers`, ``group`` of :func:`kernels.raster.grouped`, ``stamps`` of :mod:`kernels.stamps`,
-    ``finish`` says what is done to sums first; a bias is one more parameter, the last.
+    :class:`kernels.ring.Barriers`, ``stamps`` of :mod:`kernels.stamps`, ``finish`` says what is done to sums first; a
+    bias is one more parameter, the last.
 
     Raises
     ------
@@ -98,7 +98,7 @@ def tma_ring(
         pool.commit()
         sums = T.alloc_local((product.registers,), "float32")
         phase = T.local_scalar("int32")
-        place = T.meta_var(grouped(block, tile_rows, tile_columns, group))
+        place = T.meta_var(grouped(block, tile_rows, tile_columns, NEIGHBOURS))
         row: T.let = place[0] * tile.block_m
         column: T.let = place[1] * tile.block_n
         loads: T.let = warpgroup * 4 + warp == 0  # the warp that elects the loading thread; it multiplies as well

@@ -148,7 +148,7 @@ __forceinline__ __device__ void {name}(
 
 @on_a_short_stack
 def unaligned(
-    problem: Matmul, tile: HopperTile, *, overlapped: bool = False, group: int = 16, finish: Epilogue = PLAIN
+    problem: Matmul, tile: HopperTile, *, overlapped: bool = False, finish: Epilogue = PLAIN
 ) -> tirx.PrimFunc:
     """``main(A, B, C)``: each block multiplies one output tile, its whole reduction at once; rows may have any length.
 
@@ -234,7 +234,7 @@ def unaligned(
         memory = pool.alloc((shared_bytes(tile),), "uint8", align=1024)
         pool.commit()
         sums = T.alloc_local((product.registers,), "float32")
-        place = T.meta_var(grouped(block, tile_rows, tile_columns, group))
+        place = T.meta_var(grouped(block, tile_rows, tile_columns))
         row: T.let = place[0] * tile.block_m
         column: T.let = place[1] * tile.block_n
         group_row: T.let = warpgroup // groups_n * tile.group_m

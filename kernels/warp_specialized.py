@@ -14,7 +14,7 @@ from tensorir_ladder.kernels.codegen.launch_plan import ROWS_PARAMETER
 from tensorir_ladder.kernels.fused_epilogue import without
 from tensorir_ladder.kernels.held import held
 from tensorir_ladder.kernels.kernel_form import PLAIN_FORM, KernelForm
-from tensorir_ladder.kernels.raster import grouped
+from tensorir_ladder.kernels.raster import ROWS_TOGETHER, grouped
 from tensorir_ladder.kernels.residual import Residual, add_residual, load_residual
 from tensorir_ladder.kernels.ring import RingState, check_stages
 from tensorir_ladder.kernels.roles import (
@@ -169,7 +169,7 @@ def warp_specialized(
         maps = T.meta_var(matrices if batch == 1 else matrices.of(here.number // tiles))
         within = T.meta_var(here.number // (blocks * parts) if batch == 1 else here.number % tiles)
         high = T.meta_var((rows + (tile.block_m - 1)) // tile.block_m if form.any_rows else tile_rows)
-        place = T.meta_var(grouped(within, high, tile_columns, max(1, form.group // down)))
+        place = T.meta_var(grouped(within, high, tile_columns, max(1, ROWS_TOGETHER // down)))
         row: T.let = (place[0] * down + here.below) * tile.block_m
         column: T.let = (place[1] * across + here.beside) * tile.block_n
         tile_corner = T.meta_var((held("held_row", row, form.overlapped), held("held_column", column, form.overlapped)))

@@ -133,7 +133,7 @@ def choose_for(
     dense = operands.are_dense(out) and (not any_m or can_store_by_tma(problem, ROLE_CHOICES[0].tile))
     narrows = operands.narrows(out) and not any_m
     gaps = out is not None and not is_dense(out, dtype_bytes(problem.out_dtype))
-    choice = choose(problem, machine, Conditions(batch, any_m, dense, narrows, gaps, operands.steps, unpadded))
+    choice = choose(problem, machine, Conditions(batch, any_m, dense, gaps, operands.steps, unpadded))
     if isinstance(choice, Unaligned | Shifting):
         return choice, operands.exact, Setting(machine, finish=finish)
     if isinstance(choice, Streamed):

@@ -35,16 +35,15 @@ class Conditions:
     """Hold what the choice of a kernel depends on besides the product and the GPU.
 
     ``batch``: number of such products in one launch. ``any_rows``: the kernel takes any number of rows up to the
-    product's. ``dense``: operands have no gaps between rows, so that a kernel may stream one of them. ``narrows``: TMA
-    cannot step over the output's rows, which not every kernel stores. ``gaps``: the output has gaps between its rows,
-    which rules out partial sums, stored without TMA. ``rows``: the elements from one row of A and B to the next where
-    the kernel reads them; without gaps if None. ``unpadded``: operands that a kernel may read unaligned instead.
+    product's. ``dense``: operands have no gaps between rows, so that a kernel may stream one of them. ``gaps``: the
+    output has gaps between its rows, which rules out partial sums, stored without TMA. ``rows``: the elements from one
+    row of A and B to the next where the kernel reads them; without gaps if None. ``unpadded``: operands that a kernel
+    may read unaligned instead.
     """
 
     batch: int = 1
     any_rows: bool = False
     dense: bool = False
-    narrows: bool = False
     gaps: bool = False
     rows: tuple[int, int] | None = None
     unpadded: UnpaddedOperands | None = None
@@ -60,9 +59,9 @@ class Setting:
     """Hold what a kernel is made for besides its product.
 
     ``straddles``: rows of B lie across cache lines; ``finish``: the epilogue, applied before sums are rounded;
-    ``batch``: the number of products; ``any_rows``: the kernel takes any number of rows up to the product's (both only
-    for ``flexible`` kernels). ``columns``: the output's columns where they are fewer than the product's, else 0 (only
-    for ``narrowing`` kernels).
+    ``batch``: the number of products; ``any_rows``: the kernel takes any number of rows up to the product's (both
+    only step 12's upright kernel of whole tiles). ``columns``: the output's columns where they are fewer than the
+    product's, else 0 (only for ``narrowing`` kernels).
     """
 
     machine: Machine
@@ -79,7 +78,7 @@ class StepKernel:
 
     ``build(problem, tile, stages, setting)`` makes the kernel. ``early``: its blocks begin before the kernel in front
     has ended (PDL); ``stays``: blocks are persistent; ``cuts``: their last wave of tiles may be cut (stream-K).
-    ``blocks``: of a cluster, None where the setting decides. ``flexible``: it takes batches, and any number of rows.
+    ``blocks``: of a cluster, None where the setting decides.
     ``narrowing``: it stores to outputs whose rows TMA cannot step over.
     """
 
@@ -90,7 +89,6 @@ class StepKernel:
     stays: bool = False
     cuts: bool = False
     blocks: int | None = 1
-    flexible: bool = False
     narrowing: bool = False
 
     def takes(self, problem: Matmul, tile: HopperTile, machine: Machine) -> bool:

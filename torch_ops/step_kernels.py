@@ -84,7 +84,7 @@ KERNELS = {  # as each step is, which a tuned line names
     kernel.step: kernel
     for kernel in (
         StepKernel(13, RoleTile, _persistent, early=True, stays=True, cuts=True, blocks=None, narrowing=True),
-        StepKernel(12, RoleTile, _roles, flexible=True, narrowing=True),
+        StepKernel(12, RoleTile, _roles, narrowing=True),
         StepKernel(11, HopperTile, _ring),
     )
 }

@@ -76,7 +76,7 @@ def test_any_number_of_rows_is_not_looked_at() -> None:
 def choose_unpadded(operands: Operands, more_us: float) -> Choice | Shifting:
     """Choose where copies take so many microseconds."""
     unpadded = UnpaddedOperands(operands.exact, more_us, operands.unreadable)
-    return choose(operands.problem, H200, Conditions(narrows=True, rows=operands.steps, unpadded=unpadded))
+    return choose(operands.problem, H200, Conditions(rows=operands.steps, unpadded=unpadded))
 
 
 def test_copies_decide() -> None:

@@ -82,7 +82,7 @@ def test_a_copy_counts_beside_the_product() -> None:
     assert taken == sorted(taken, reverse=True)
     assert taken[0] > taken[1] > taken[2] > taken[3] == 0
     chosen = [
-        choose(operands.problem, H200, Conditions(narrows=True, rows=operands.steps, unpadded=each))
+        choose(operands.problem, H200, Conditions(rows=operands.steps, unpadded=each))
         for each in (UnpaddedOperands(operands.exact, us) for us in (-1e6, 1e6))
     ]
     assert isinstance(chosen[0], Choice)
