@@ -499,7 +499,7 @@ def _room(blocks: int) -> int:
     return SHARED_KIB[90] * 1024 // blocks - (0 if blocks == 1 else 1024)
 
 
-# Tiles with their stages, large ones first: what steps 11 to 13 and torch_ops choose among.
+# Tiles with their stages, large ones first: what steps 11 to 13 choose among.
 RING_CHOICES = (
     Choice(HopperTile(block=(128, 256, 64), warpgroups=(2, 1)), stages=4),
     Choice(HopperTile(block=(128, 128, 64), warpgroups=(2, 1)), stages=6),

@@ -6,7 +6,6 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from tensorir_ladder.kernels import epilogue, tma
-from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue, without
 from tensorir_ladder.kernels.raster import grouped
 from tensorir_ladder.kernels.ring import Barriers, check_stages
 from tensorir_ladder.kernels.short_stack import on_a_short_stack
@@ -31,7 +30,6 @@ def tma_ring(
     tma_store: bool = True,
     bounded: bool = False,
     stamps: Stamps | None = None,
-    finish: Epilogue = PLAIN,
 ) -> tirx.PrimFunc:
     """``main(A, B, C)``: each block multiplies one output tile, k tile by k tile, from a ring of ``stages`` stages.
 
@@ -49,8 +47,7 @@ def tma_ring(
     With one stage nothing overlaps: the k tile's own wgmma is awaited before its stage is filled. A ring has no more
     stages than there are k tiles. Ragged edges are TMA's: zeros on loads, left out on stores; what TMA cannot store
     (:func:`kernels.epilogue.can_store_by_tma`, or ``tma_store`` off) leaves from registers. ``bounded`` is that of
-    :class:`kernels.ring.Barriers`, ``stamps`` of :mod:`kernels.stamps`, ``finish`` says what is done to sums first; a
-    bias is one more parameter, the last.
+    :class:`kernels.ring.Barriers`, ``stamps`` of :mod:`kernels.stamps`.
 
     Raises
     ------
@@ -80,11 +77,10 @@ def tma_ring(
     log = Log(stamps, ("loads", *(f"warpgroup {number}" for number in range(threads // WARPGROUP))))
 
     @T.prim_func
-    def main(A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle, bias_ptr: T.handle):
+    def main(A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle):
         matrices = Matrices(
             problem, (A_ptr, B_ptr, C_ptr), (product.a.rows, product.b.rows, WGMMA_ROWS if by_tma else None)
         )
-        bias = T.meta_var(finish.bind(bias_ptr, problem.n))
         log.bind()
         T.device_entry()
         block = T.cta_id([tile_rows * tile_columns])
@@ -149,7 +145,6 @@ def tma_ring(
         retire(sums, 0)
         own.mark("mma retired", k_tiles * in_flight - 1)  # -1: it was none
         own.mark("epilogue begins")
-        finish.apply(bias, sums, product, corner[1], lane)
         if by_tma:
             T.cuda.cta_sync()  # the ring is read by nobody any more: it takes the results
             epilogue.store_through(
@@ -160,4 +155,4 @@ def tma_ring(
         own.mark("results stored", together=True)
         log.clocks("end", block, thread == 0)
 
-    return main if finish.bias else without(main, "bias_ptr")
+    return main

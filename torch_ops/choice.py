@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 
-from tensorir_ladder.kernels.tiles import HopperTile
+from tensorir_ladder.kernels.tiles import RoleTile
 from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.errors import IllegalWorkload
 from tensorir_ladder.schedules.workloads import MAX_ELEMENTS, Matmul
@@ -83,7 +83,7 @@ def _unaligned(operands: UnpaddedOperands, multiprocessors: int) -> tuple[Unalig
     return Unaligned(tile), us
 
 
-def of_any_rows(problem: Matmul, tile: HopperTile) -> Matmul:
+def of_any_rows(problem: Matmul, tile: RoleTile) -> Matmul:
     """Return the product of the same n and k with the most rows, in whole tiles, that a kernel for any number takes.
 
     Raises IllegalWorkload where ``problem`` has more.

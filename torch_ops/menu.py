@@ -16,7 +16,6 @@ import numpy as np
 from tvm.target import Target
 
 from tensorir_ladder.gpus import COSTS, MODELLED, read
-from tensorir_ladder.kernels.tiles import RoleTile
 from tensorir_ladder.schedules.errors import IllegalTile
 from tensorir_ladder.schedules.isa import PANEL, WGMMA_ROWS
 from tensorir_ladder.schedules.trees import Trees
@@ -151,15 +150,14 @@ def _described(choice: Choice | Streamed, multiprocessors: int, nt: bool) -> tup
     if isinstance(choice, Streamed):
         return (STREAMED, *(1,) * 6, 0, 0, multiprocessors, 2, 1)
     tile, kernel = choice.tile, choice.kernel
-    parts = tile.parts if isinstance(tile, RoleTile) else 1
     family = {EXCHANGED: EXCHANGED_TILES, UPRIGHT: UPRIGHT_TILES}.get(kernel, ROLES)
     down, across = tile.cluster
     down *= kernel.blocks or 1
-    cluster = down * across * parts
+    cluster = down * across * tile.parts
     slots = blocks_at_once(cluster, multiprocessors) // cluster
     stages = choice.stages or stages_for(choice, nt, shares=True)
     held = tile.resident(ITEMSIZE, stages) if kernel is EXCHANGED else 1
-    return (family, *tile.block, parts, down, across, kernel.cuts, kernel.stays, slots, stages, held)
+    return (family, *tile.block, tile.parts, down, across, kernel.cuts, kernel.stays, slots, stages, held)
 
 
 def microseconds(

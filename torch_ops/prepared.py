@@ -138,7 +138,7 @@ def choose_for(
         return choice, operands.exact, Setting(machine, finish=finish)
     if isinstance(choice, Streamed):
         return choice, problem, Setting(machine, finish=finish)
-    columns = operands.columns if choice.kernel.narrowing and narrows else 0
+    columns = operands.columns if narrows else 0
     setting = Setting(machine, operands.straddles, finish, batch, any_m, columns)
     return choice, of_any_rows(problem, choice.tile) if any_m else problem, setting
 

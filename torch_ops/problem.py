@@ -13,7 +13,7 @@ from tensorir_ladder.torch_ops.launcher import TIR_PIPELINE
 if TYPE_CHECKING:
     from tvm import tirx
 
-    from tensorir_ladder.kernels.tiles import HopperTile
+    from tensorir_ladder.kernels.tiles import RoleTile
     from tensorir_ladder.schedules.cost import Machine
     from tensorir_ladder.schedules.workloads import Matmul
 
@@ -61,7 +61,7 @@ class Setting:
     ``straddles``: rows of B lie across cache lines; ``finish``: the epilogue, applied before sums are rounded;
     ``batch``: the number of products; ``any_rows``: the kernel takes any number of rows up to the product's (both
     only step 12's upright kernel of whole tiles). ``columns``: the output's columns where they are fewer than the
-    product's, else 0 (only for ``narrowing`` kernels).
+    product's, else 0.
     """
 
     machine: Machine
@@ -79,19 +79,17 @@ class StepKernel:
     ``build(problem, tile, stages, setting)`` makes the kernel. ``early``: its blocks begin before the kernel in front
     has ended (PDL); ``stays``: blocks are persistent; ``cuts``: their last wave of tiles may be cut (stream-K).
     ``blocks``: of a cluster, None where the setting decides.
-    ``narrowing``: it stores to outputs whose rows TMA cannot step over.
     """
 
     step: int
-    family: type[HopperTile]
-    build: Callable[[Matmul, HopperTile, int, Setting], tirx.PrimFunc]
+    family: type[RoleTile]
+    build: Callable[[Matmul, RoleTile, int, Setting], tirx.PrimFunc]
     early: bool = False
     stays: bool = False
     cuts: bool = False
     blocks: int | None = 1
-    narrowing: bool = False
 
-    def takes(self, problem: Matmul, tile: HopperTile, machine: Machine) -> bool:
+    def takes(self, problem: Matmul, tile: RoleTile, machine: Machine) -> bool:
         """Return whether the kernel differs from that of whole tiles for this product."""
         return not self.cuts or plan_for(problem, tile, machine, self.blocks or 1).helpers > 0
 
@@ -103,7 +101,7 @@ class Choice:
     PIPELINE: ClassVar[str] = TIR_PIPELINE
 
     kernel: StepKernel
-    tile: HopperTile
+    tile: RoleTile
     stages: int
 
     def __str__(self) -> str:

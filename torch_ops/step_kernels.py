@@ -26,13 +26,11 @@ from tensorir_ladder.kernels.swapped import fits_beside, swapped
 from tensorir_ladder.kernels.tiles import (
     ROLE_CHOICES,
     ClusterTile,
-    HopperTile,
     RoleTile,
     SwappedTile,
     most_stages,
     stages_of_one_tile,
 )
-from tensorir_ladder.kernels.tma_ring import tma_ring
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.few_rows import Streamed
@@ -44,10 +42,6 @@ _NAME = re.compile(r"step (1[23]), (\S+), (\d) stages(?:, launched early, (whole
 PAIRS = "clusters of 2"
 # Of batches and any number of rows: few, since each is compiled once for all products of an n and a k.
 FLEXIBLE = tuple(f"step 12, {each.tile}, {each.stages} stages" for each in ROLE_CHOICES)
-
-
-def _ring(problem: Matmul, tile: HopperTile, stages: int, setting: Setting) -> tirx.PrimFunc:
-    return tma_ring(problem, tile, stages, finish=setting.finish)
 
 
 def _roles(problem: Matmul, tile: RoleTile, stages: int, setting: Setting) -> tirx.PrimFunc:
@@ -83,13 +77,12 @@ def _upright(problem: Matmul, tile: RoleTile, stages: int, setting: Setting) -> 
 KERNELS = {  # as each step is, which a tuned line names
     kernel.step: kernel
     for kernel in (
-        StepKernel(13, RoleTile, _persistent, early=True, stays=True, cuts=True, blocks=None, narrowing=True),
-        StepKernel(12, RoleTile, _roles, narrowing=True),
-        StepKernel(11, HopperTile, _ring),
+        StepKernel(13, RoleTile, _persistent, early=True, stays=True, cuts=True, blocks=None),
+        StepKernel(12, RoleTile, _roles),
     )
 }
-EXCHANGED = StepKernel(12, SwappedTile, _exchanged, early=True, narrowing=True)
-UPRIGHT = StepKernel(12, ClusterTile, _upright, early=True, narrowing=True)
+EXCHANGED = StepKernel(12, SwappedTile, _exchanged, early=True)
+UPRIGHT = StepKernel(12, ClusterTile, _upright, early=True)
 BY_WORD = {"exchanged": EXCHANGED, "upright": UPRIGHT}
 # Step 13 with its clusters and its last wave decided: alone or in pairs, whole or cut.
 PERSISTENT = {

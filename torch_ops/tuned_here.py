@@ -21,7 +21,7 @@ from tvm.target import Target
 
 from tensorir_ladder.gpus import TUNED, read
 from tensorir_ladder.kernels.codegen.lowering import generate
-from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
+from tensorir_ladder.kernels.tiles import HopperTile
 from tensorir_ladder.schedules.cost import assumed_machine
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.launcher import TIR_PIPELINE
@@ -48,7 +48,7 @@ class Tuned(msgspec.Struct, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.step not in KERNELS:
             raise ValueError(f"no kernel of step {self.step}")
-        if isinstance(self.choice.tile, RoleTile) and self.choice.tile.swapped:
+        if self.choice.tile.swapped:
             raise ValueError(f"step {self.step} takes no tile of exchanged operands by such a line, as {self.tile} is")
 
     @property

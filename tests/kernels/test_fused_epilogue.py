@@ -1,4 +1,4 @@
-"""Factor, bias and activation, done to sums before they are rounded, in the kernels of steps 11 to 13."""
+"""Factor, bias and activation, done to sums before they are rounded, in the kernels of steps 12 and 13."""
 
 from __future__ import annotations
 
@@ -24,21 +24,19 @@ from tensorir_ladder.kernels.kernel_form import KernelForm
 from tensorir_ladder.kernels.persistent import persistent
 from tensorir_ladder.kernels.stream_k import plan_for
 from tensorir_ladder.kernels.swapped import swapped
-from tensorir_ladder.kernels.tiles import HopperTile, RoleTile, SwappedTile
-from tensorir_ladder.kernels.tma_ring import tma_ring
+from tensorir_ladder.kernels.tiles import RoleTile, SwappedTile
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
 from tensorir_ladder.schedules.errors import IllegalWorkload
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.launcher import TIR_PIPELINE
 
 TARGET = machine_for("sm_90a").target()
-SIMPLE, ROLES = HopperTile.parse("64x128x64/1x1"), RoleTile.parse("64x128x64/1x1")
+ROLES = RoleTile.parse("64x128x64/1x1")
 WIDE, PARTS = RoleTile.parse("64x104x64/1x1"), SwappedTile.parse("72x128x64/1x1/2")
 SMALL = RoleTile.parse("64x64x64/1x1")
 HIGH, DEEP = RoleTile.parse("192x128x64/3x1"), RoleTile.parse("64x64x128/1x1")
 TWO_ROWS = RoleTile.parse("128x64x64/1x1")
 KERNELS: dict[str, Callable[..., Any]] = {
-    "ring": lambda problem, finish: tma_ring(problem, SIMPLE, 2, finish=finish),
     "roles": lambda problem, finish: warp_specialized(problem, ROLES, 2, KernelForm(finish=finish)),
     "two row tiles": lambda problem, finish: warp_specialized(problem, TWO_ROWS, 2, KernelForm(finish=finish)),
     "swapped": lambda problem, finish: swapped(problem, PARTS, 2, KernelForm(finish=finish, overlapped=True)),

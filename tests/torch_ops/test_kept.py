@@ -19,7 +19,7 @@ from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, PlainBuffer,
 from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.kernels.codegen.toolchain import Compiler
 from tensorir_ladder.kernels.fused_epilogue import Epilogue
-from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
+from tensorir_ladder.kernels.tiles import RoleTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops import kept
 from tensorir_ladder.torch_ops.kept import build_kernel
@@ -75,7 +75,6 @@ def test_a_kernel_is_made_once(builds: list[Any]) -> None:
 
 OTHERS = [
     {"choice": replace(CHOICE, kernel=KERNELS[13])},
-    {"choice": Choice(KERNELS[11], HopperTile.parse("64x128x64/1x1"), 4)},
     {"choice": replace(CHOICE, tile=RoleTile.parse("64x64x64/1x1"))},
     {"choice": replace(CHOICE, stages=5)},
     {"problem": replace(PROBLEM, m=65)},
