@@ -242,7 +242,6 @@ def attention(
     tile: AttentionTile = TILE,
     stages: int = STAGES,
     *,
-    bounded: bool = False,
     any_rows: bool = False,
     in_turns: bool = False,
 ) -> tirx.PrimFunc:
@@ -262,8 +261,7 @@ def attention(
     Keys and values are the ring's stages in the order in which they are read. Tokens beyond the last are zeros on
     loads, and left out on stores. With ``causal`` a block ends with the last key that one of its queries sees, and
     blocks of the last queries, which have most to do, come first. With ``in_turns`` consumers issue a step's products
-    one after the other, so that one's softmax lies beside the other's products. ``bounded`` is that of
-    :class:`kernels.ring.Barriers`.
+    one after the other, so that one's softmax lies beside the other's products.
 
     Operands are three-dimensional (:attr:`Attention.matrices`). With ``any_rows`` the kernel takes any batch and any
     numbers of queries and keys, in three further parameters: who launches it gives tensor maps of the tokens at hand,
@@ -298,8 +296,8 @@ def attention(
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
         here = RoleBlock(tiles * many, tile.consumers)
         pool = T.SMEMPool()
-        queried = Barriers(pool, 1, bounded)
-        shared = SharedRing(pool, stages, k.bytes, tile.consumers, bounded, tile.consumers * q.bytes)
+        queried = Barriers(pool, 1)
+        shared = SharedRing(pool, stages, k.bytes, tile.consumers, result_bytes=tile.consumers * q.bytes)
         if here.thread == 0:
             queried.initialize(1)
         shared.begin(here)

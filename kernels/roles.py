@@ -241,7 +241,7 @@ class SharedRing:
         stages: int,
         stage_bytes: int,
         consumers: int,
-        bounded: bool,
+        bounded: bool = False,
         result_bytes: int = 0,
         in_ring: bool = False,
         arrivals: int = 1,
