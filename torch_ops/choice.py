@@ -61,17 +61,12 @@ def _of_menu(menu: Menu, problem: Matmul, machine: Machine, conditions: Conditio
     if not conditions.flexible and Sizes.of(problem, rows) == Sizes.of(problem) and (found := menu.fastest(problem)):
         choice, _ = found
         able = streaming if isinstance(choice, Streamed) else not (conditions.gaps and choice.tile.parts > 1)
-        if able and _differs(choice, problem, machine):
+        if able and choice.takes(problem, machine):
             return found
     able = menu.flexible if conditions.flexible else ~menu.streamed & ~(conditions.gaps & menu.in_parts)
     us = menu.times(problem, conditions.batch, rows, able | (streaming & menu.streamed))
-    place = next(place for place in us.argsort() if _differs(menu.kernels[place], problem, machine))
+    place = next(place for place in us.argsort() if menu.kernels[place].takes(problem, machine))
     return menu.built(menu.kernels[place], problem), float(us[place])
-
-
-def _differs(choice: Choice | Streamed, problem: Matmul, machine: Machine) -> bool:
-    """Return whether a kernel is another for this product than that of whole tiles."""
-    return isinstance(choice, Streamed) or choice.takes(problem, machine)
 
 
 def _unaligned(operands: UnpaddedOperands, multiprocessors: int) -> tuple[Unaligned | Shifting, float]:

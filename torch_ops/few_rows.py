@@ -35,7 +35,7 @@ class Streamed:
         return "weights streamed to registers"
 
     def takes(self, _problem: Matmul, _machine: Machine) -> bool:
-        """Tell that this is no other kernel than it says."""
+        """Return True: weights are streamed in one way for all products."""
         return True
 
     def build(self, problem: Matmul, setting: Setting) -> tirx.PrimFunc:
