@@ -97,18 +97,17 @@ def cheapest_plan(formula: Formula, choice: Choice, problem: Matmul, machine: Ma
 def able_plans(formula: Formula, choice: Choice, problem: Matmul, machine: Machine, parts: int) -> list[Planned]:
     """List all that a product's schedule by a tile can do in so many parts: copies first, clusters, a warp of its own.
 
-    Of a B stored [n, k] by warps its copy means nothing, and either is listed.
+    By warps copies mean nothing of rows that are whole vectors, nor of a B stored [n, k], and either is listed.
     """
+    if formula == "warps":
+        return [Planned(parts, (a, b)) for a in (True, False) for b in (True, False)]
     plans = _Plans(_alone(choice, machine, problem.itemsize), formula, problem, machine)
     priced = plans.price_beside(plans.tiles.described, (parts,), plans.clusters)[0, 0]
-    able = [
+    return [
         Planned(parts, plans.made_whole(choice, plans.ways[way]), formula == "boxes", plans.clusters[cluster], own)
         for way, cluster in np.argwhere(np.isfinite(priced)).tolist()
         for own in plans.own_warps(choice)
     ]
-    if formula == "warps" and problem.layout == "nt":
-        able += [each._replace(copied=(each.copied[0], not each.copied[1])) for each in able]
-    return able
 
 
 class _Tiles(NamedTuple):
