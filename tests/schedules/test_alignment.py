@@ -392,9 +392,10 @@ def test_a_convolution_is_to_be_flattened_first() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("shape", "layout"), [*RAGGED, *SPLIT_SHAPES], ids=str)
-def test_functions_of_several_kernels_compute_the_product_on_a_gpu(shape, layout, compiler: Compiler) -> None:
-    gpu, kernel = GpuBackend(), compiled(built(shape, layout), compiler)
+@pytest.mark.parametrize(("shape", "layout", "planned"), [*((*case, None) for case in RAGGED), *SPLIT_SHAPES], ids=str)
+def test_functions_of_several_kernels_compute_the_product_on_a_gpu(shape, layout, planned, compiler: Compiler) -> None:
+    variant = "fitted" if planned else "rows"
+    gpu, kernel = GpuBackend(), compiled(built(shape, layout, variant, planned=planned), compiler)
     assert len(executable(kernel).memory) == len(workspaces(kernel.schedule.mod))
     verify(kernel, gpu, seeds=(0,))
 
