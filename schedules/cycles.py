@@ -1,9 +1,9 @@
-"""Cycles that a product's schedule takes by its tile and what it does beside it: formulas, and what trees add.
+"""Estimate the cycles of a product's schedule from its tile and its plan, for many schedules at once.
 
-A formula for each way to multiply and to bring operands: by warps on ordinary cores, by warpgroups whose threads bring
-operands, by warpgroups whose operands TMA brings as boxes. Schedules are priced as arrays, many at once. What formulas
-leave of measured times depends on how a shape's tiles, rounds of blocks and k tiles end; trees (:mod:`.trees`) say that
-where the machine has some.
+There is one formula for each way to multiply and to load operands: warps on SIMT cores, warpgroups whose threads copy,
+and warpgroups that load by TMA. Schedules are arrays here, so that thousands are priced in a millisecond. Where the
+machine has trees (:mod:`.trees`), they correct the formula by the tail effects of each shape: the last tile, the last
+round of blocks, the last k tile. Estimates decide an order; results never depend on them.
 """
 
 from __future__ import annotations
@@ -41,45 +41,41 @@ from tensorir_ladder.schedules.tiles import (
 )
 from tensorir_ladder.schedules.workloads import Matmul
 
-# By warps on ordinary cores, fitted to an H200's times of 3,069 kernels on 259 shapes (30 of the slowest of seed 2049,
-# others drawn, float32 of group schedules, seeds 7011, 7013 and 7015). Of shapes left out in turn, what it puts first
-# has 0.986 of the speed of the fastest, 0.86 at worst.
-SIMT_MULTIPLY_ADDS = 128  # of ordinary cores, per cycle of a multiprocessor
-SIMT_TURNS = 1.1  # cycles of a multiply-add by warps, over what few warps make of it
-SIMT_TO_HIDE, SIMT_BARRIERS = 0.23, 3.13  # of simt_warps_to_hide and barrier_cycles
-SIMT_UNHIDDEN = 0.31  # of multiplying and of device memory's time, the shorter one
-SIMT_ADDING = 1.38  # what adding parts up takes longer than storing and reading them at the cache's rate
-SIMT_STARTING = 3590  # cycles until a round of blocks multiplies, but for its instructions
-SIMT_AGAIN = 0.35  # of that, of each round behind the first: others multiply meanwhile
-SIMT_IN_ALL = 0.956  # of all of it together, as 7,200 kernels of 400 products took in two later runs on H200s
-TALL_TURNS = 1.11  # of warps with more rows than columns
-FEW_SUMS, FEW_SUMS_TURNS = 64, 1.47  # threads with fewer sums read more operands for each: so many cycles for one
-DEEP_CODE, DEEP_TURNS = 2048, 1.04  # of k tiles of so many multiply-adds, written out
-AHEAD_TURNS = 0.95  # of threads that read operands a step ahead: as squares have it, the fit says 1.09
-CODE_CYCLES = 0.98  # of a multiply-add that is written out, until a round of blocks has its instructions
-KEPT_CODE, FETCHED_CYCLES = 3750, 5.9  # multiply-adds written out that stay cached, and cycles of each beyond
+# SIMT kernels by warps, fitted to 3,069 kernels on 259 shapes (float32, H200). On shapes left out of the fit, the
+# kernel that the formula ranks first has 0.986 of the fastest one's speed (geometric mean).
+SIMT_MULTIPLY_ADDS = 128  # per cycle of a multiprocessor
+SIMT_TURNS = 1.1  # cycles of a multiply-add while enough warps are resident
+SIMT_TO_HIDE, SIMT_BARRIERS = 0.23, 3.13  # factors of simt_warps_to_hide and barrier_cycles
+SIMT_UNHIDDEN = 0.31  # share of the shorter of computing and reading device memory that takes time
+SIMT_ADDING = 1.38  # factor of adding parts at the L2 cache's rate
+SIMT_STARTING = 3590  # cycles from a block's start to its first multiply-add, without instruction fetch
+SIMT_AGAIN = 0.35  # share of that in later rounds of blocks, while other blocks compute
+SIMT_IN_ALL = 0.956  # factor of the sum, from 7,200 kernels on 400 products in two later runs
+TALL_TURNS = 1.11  # factor of warp tiles with more rows than columns
+FEW_SUMS, FEW_SUMS_TURNS = 64, 1.47  # threads with fewer sums load more operands for each: the factor
+DEEP_CODE, DEEP_TURNS = 2048, 1.04  # factor of k tiles with at least so many unrolled multiply-adds a thread
+AHEAD_TURNS = 0.95  # factor of threads that load operands a step ahead
+CODE_CYCLES = 0.98  # instruction fetch of an unrolled multiply-add, in each round of blocks
+KEPT_CODE, FETCHED_CYCLES = 3750, 5.9  # unrolled multiply-adds that the instruction cache holds; cycles of each beyond
 SHARED_BYTES_PER_CYCLE = 128
-STRAIGHT_EDGE = 5.2  # instructions of an element that is copied by itself, where a multiply-add is one
-ONE_FIRST = 1.022  # what multiplying takes longer where one operand is copied first, the other by element: of 20 shapes
-# By warpgroups whose threads bring operands, fitted to an H200's times of 1,434 kernels on 116 shapes (34 of the
-# slowest of an earlier seed, the others drawn, float16 of group schedules, seed 5201), operands copied first or not,
-# and of 200 shapes by one kernel each (seed 2041); but for what storing takes longer.
-WGMMA_SPLIT_SECTORS = 1.8  # what rows take longer that are no whole sectors: see :func:`_by_threads`
-WGMMA_LOADS = 1.15  # of load_bytes_per_cycle
-WGMMA_SCATTERED = 3.48  # what storing takes longer where each thread stores its sums: of products smaller than a tile
-WGMMA_COPIED, WGMMA_FRONT = 0.84, 0.52  # of a copy's bytes and of copying_us, with the product's kernel behind it
+STRAIGHT_EDGE = 5.2  # instructions to copy one element, in units of a multiply-add
+ONE_FIRST = 1.022  # factor if one operand is copied by a kernel in front and the other element by element
+# Warpgroups whose threads copy, fitted to 1,434 kernels on 116 shapes and 200 shapes with one kernel each (float16,
+# H200).
+WGMMA_SPLIT_SECTORS = 1.8  # factor of loading rows that are no whole sectors: see :func:`_by_threads`
+WGMMA_LOADS = 1.15  # factor of load_bytes_per_cycle
+WGMMA_SCATTERED = 3.48  # factor of storing if each thread stores its own sums: products smaller than a tile
+WGMMA_COPIED, WGMMA_FRONT = 0.84, 0.52  # factors of a copy's bytes and of copying_us, for a kernel in front
 
 
 class _WarpgroupTimes(NamedTuple):
-    """Hold what a product by warpgroups takes, by who brings its operands; numbers or arrays.
+    """What a product takes by warpgroups; one set for each way to load operands. Fields may be arrays.
 
-    ``unhidden``: of what a k tile takes less (multiplying or loading), behind what takes longer. ``reading``: of
-    reading device memory, or of the k tiles where they take less, that the other does not hide. ``stored``: of
-    stored_results_per_cycle. In cycles: ``latency`` from asking for a k tile to its arrival, while others are on their
-    way; ``filling`` from a block's start to its first k tile; ``starting`` of a kernel; ``part`` of each part, read
-    behind the one before by the threads that add them up. What storing takes longer: ``swapped``, whose pairs of sums
-    are two rows'; ``astride``, whose rows begin inside of sectors; ``ragged``, whose tile has columns beyond whole
-    panels.
+    ``unhidden``: share of the shorter of multiplying and loading a k tile that takes time; ``reading``: the same of
+    reading device memory and all k tiles. ``stored``: factor of stored_results_per_cycle. In cycles: ``latency`` of a
+    k tile's load while others are in flight; ``filling`` from a block's start to its first k tile; ``starting`` of a
+    kernel; ``part`` to add one part more. Factors of storing: ``swapped`` operands, whose pairs of sums lie in two
+    rows; ``astride``, rows that begin within a sector; ``ragged``, tiles whose columns are no whole panels.
     """
 
     unhidden: Any
@@ -95,12 +91,12 @@ class _WarpgroupTimes(NamedTuple):
 
 
 class _BoxTimes(NamedTuple):
-    """Hold what k tiles that TMA brings take, in cycles but for ``operands``; numbers or arrays.
+    """What k tiles take that TMA loads, in cycles. Fields may be arrays.
 
-    ``line``: from one cache line that it reads of to the next; ``l2_line``: the same, where all multiprocessors ask for
-    lines. ``fill``: of shared memory, while a row of 128 bytes arrives; ``operands``: of the cycles in which it gives
-    wgmma its operands, the share that rows wait for. ``least``: of a k tile, its wait, its instructions one behind the
-    other, and what is between them. ``sync``: of a k tile in a cluster, each time that this has twice as many blocks.
+    ``line``: between two cache lines of one multiprocessor; ``l2_line``: the same while all of them load. ``fill``: of
+    shared memory for each row of 128 bytes that arrives; ``operands``: the factor of wgmma's reads of shared memory
+    that arriving rows wait for. ``least``: of a k tile's wait and instructions. ``sync``: of a k tile in a cluster, for
+    each doubling of its blocks.
     """
 
     line: Any
@@ -111,10 +107,8 @@ class _BoxTimes(NamedTuple):
     sync: Any
 
 
-# Fitted to an H200's times of 4,374 kernels on 259 shapes (float16 of group schedules): the slowest of seeds 2053 and
-# 2054, drawn ones of seeds 7010, 7012 and 7014, many of them of few k tiles or of few rows; tiles of both orders of
-# operands, in clusters of up to eight. Of shapes left out in turn what comes first has 0.973 of the speed of the
-# fastest, 0.80 at worst. Unhidden and latency of BY_THREADS are those of an earlier fit, to larger products.
+# Fitted to 4,374 kernels on 259 shapes (float16, H200), with tiles of both orders of operands and clusters of up to
+# eight. On shapes left out of the fit, the kernel ranked first has 0.973 of the fastest one's speed (geometric mean).
 BY_THREADS = _WarpgroupTimes(
     0.53, 0.354, 0.897, LATENCY_CYCLES, 328, 2903, 311, swapped=1.39, astride=1.31, ragged=1.28
 )
@@ -122,20 +116,20 @@ BY_FIRST_WARP = _WarpgroupTimes(0.204, 0.335, 0.631, 1902, 707, 3171, 337, swapp
 FIRST_WARP = _BoxTimes(line=1.115, l2_line=1.667, fill=0.044, operands=1.443, least=276, sync=59)
 BY_OWN_WARP = _WarpgroupTimes(0.342, 0.294, 0.614, 1128, 43, 3606, 475, swapped=1.2, astride=1.26, ragged=1.09)
 OWN_WARP = _BoxTimes(line=1.133, l2_line=1.772, fill=1.229, operands=0.362, least=64, sync=32)
-# Of multiprocessors, those that clusters of more than two can have: 120 of an H200's 132, of four as of eight.
-CLUSTERED = 0.91
-GATHERING = 489  # cycles until a cluster's blocks find room together, in rounds behind the first, beside other blocks
-STORING = 0.55  # of storing, what other resident blocks do not hide
-ALIKE = 32  # rows and columns by which tiles differ that are not nearly the same
+CLUSTERED = 0.91  # share of the multiprocessors that clusters of more than two can use: 120 of an H200's 132
+GATHERING = 489  # cycles until a cluster's blocks find room together, in later rounds of blocks
+STORING = 0.55  # share of storing that other resident blocks do not hide
+ALIKE = 32  # tiles whose rows and columns fall into the same steps of so many are nearly the same
 
 
 class Planned(NamedTuple):
-    """Say all that a schedule does beside its tile and stages, so that its cycles can be told apart from others'.
+    """A schedule's plan: all that it does besides its tile and stages.
 
-    ``parts`` of its reduction. ``copied``: which operands a kernel in front copies, by warpgroups to rows of whole
-    sectors, by boxes of whole cache lines; rows that are no whole 16 bytes are copied whatever it says. By warps it is
-    these rows alone that may be, and of others it says nothing. ``boxes``: TMA brings operands, by a warp of its own
-    (``own_warp``) or not, in a ``cluster``: so many blocks below each other share B, so many beside each other A.
+    ``parts``: how many parts the reduction is split into, which a second kernel adds. ``copied``: which operands (A, B)
+    a kernel in front copies to aligned rows: for warpgroups rows of whole 32-byte sectors, with boxes of whole 128-byte
+    cache lines. Warpgroups always copy rows that are no whole 16-byte vectors, whatever this says; warps copy only such
+    rows, and ignore it for others. ``boxes``: operands are loaded by TMA, in a separate producer warp with
+    ``own_warp``. ``cluster``: (blocks below each other, which share B; blocks next to each other, which share A).
     """
 
     parts: int = 1
@@ -157,7 +151,7 @@ ONE_PART = Planned()
 
 
 class ProductSizes(NamedTuple):
-    """A product as formulas take it: numbers, or arrays of many products; ``b_row``: elements of a row of B."""
+    """A product's extents, numbers or arrays. ``b_row``: elements of a row of B; ``nt``: B is stored [n, k]."""
 
     m: Any
     n: Any
@@ -168,17 +162,18 @@ class ProductSizes(NamedTuple):
 
     @classmethod
     def of(cls, problem: Matmul) -> ProductSizes:
-        """Return a problem's sizes."""
+        """Return a product's sizes."""
         return cls(problem.m, problem.n, problem.k, problem.b_shape[1], problem.layout == "nt", problem.itemsize)
 
 
 class ScheduleArrays(NamedTuple):
-    """Schedules as formulas see them: arrays that go together by numpy's rules, of tiles and of what is planned.
+    """Schedules as arrays, one element each, or arrays that broadcast: their tiles, then their plans.
 
-    ``more_threads`` of a warp of its own. ``stage_bytes`` of shared memory for each stage, and ``held_bytes`` of all.
-    ``warps_at_once``: those that registers have room for. By warps: ``sums`` of a thread, ``tall`` warps, operands read
-    ``ahead``, steps that a slice has in ``turn``. By warpgroups: ``group_m`` and ``group_n`` of each, ``across_groups``
-    side by side, ``room`` for a warp of its own.
+    ``stage_bytes``: shared memory of each stage; ``held_bytes``: of all stages together. ``warps_at_once``: warps of a
+    multiprocessor that registers have room for. Of SIMT tiles: ``sums`` of a thread, ``tall`` warp tiles, ``ahead``:
+    operands loaded a step ahead, ``turn``: k steps of a slice before the next slice's. Of warpgroups: rows ``group_m``
+    and columns ``group_n`` of each, ``across_groups`` next to each other, ``room`` for a producer warp. ``alike``:
+    equal for tiles that are nearly the same.
     """
 
     block_m: Any
@@ -210,25 +205,25 @@ class ScheduleArrays(NamedTuple):
 
     @classmethod
     def of(cls, choices: Sequence[Choice], machine: Machine, itemsize: int) -> ScheduleArrays:
-        """Describe tiles; what is planned is a single part, and nothing besides."""
+        """Describe tiles, with the plan of one part and nothing else."""
         return cls(*np.array([_described(each, machine, itemsize) for each in choices]).reshape(-1, _TILE_FIELDS).T)
 
     def as_planned(self, planned: Sequence[Planned]) -> ScheduleArrays:
-        """Return schedules by these tiles, as each is planned."""
+        """Return these tiles with a plan each."""
         rows = [(each.parts, *each.copied, each.boxes, *each.cluster, each.own_warp) for each in planned]
         return ScheduleArrays(*self[:_TILE_FIELDS], *np.array(rows, int).T)
 
     def as_first_axis(self, others: int) -> ScheduleArrays:
-        """Return these tiles as the first axis of arrays that have so many ``others``."""
+        """Return these tiles as the first axis of arrays with so many ``others``."""
         shape = (-1, *[1] * others)
         return ScheduleArrays(*(each.reshape(shape) for each in self[:_TILE_FIELDS]))
 
     def at(self, places: Any) -> ScheduleArrays:
-        """Return some of the schedules, all of whose fields are arrays of one length."""
+        """Return some of the schedules by their places."""
         return ScheduleArrays(*(each[places] if np.ndim(each) else each for each in self))
 
     def blocks(self, sizes: ProductSizes) -> Any:
-        """Count a product's blocks in one part; a cluster's are there even where the product has no tile for them."""
+        """Count the blocks of one part; a cluster at the edge has all its blocks."""
         down, across = self.block_m * self.down, self.block_n * self.across
         return ceildiv(sizes.m, down) * ceildiv(sizes.n, across) * (self.down * self.across)
 
@@ -237,10 +232,10 @@ class ScheduleArrays(NamedTuple):
         return ceildiv(ceildiv(k, self.block_k), self.parts)
 
     def resident(self, machine: Machine, stages: Any, own_warp: Any) -> Any:
-        """Count the blocks that a multiprocessor holds at once, one at least, of so many stages that hold something.
+        """Count the blocks that a multiprocessor holds at once with so many stages in use; at least one.
 
-        Each of its four parts has a fourth of its registers and of its warps, and none has a part of a warp: of 104
-        registers 16 warps fit, two blocks of six and not three, which CUDA's assembler would make room for by spilling.
+        Each of its four partitions has a quarter of the registers, for whole warps: with 104 registers a thread 16
+        warps fit, which are two blocks of six warps.
         """
         held = self.stage_bytes * stages + self.held_bytes
         by_shared = int(machine.target.attrs["max_shared_memory_per_block"]) // held
@@ -253,22 +248,18 @@ _TILE_FIELDS = ScheduleArrays._fields.index("parts")  # before what is planned
 
 def _described(choice: Choice, machine: Machine, itemsize: int) -> tuple[int, ...]:
     tile, stages = choice.tile, choice.stages
-    block_m, block_n, block_k = tile.block
-    threads = tile.threads_per_block
-    held = tile.smem_bytes(itemsize, stages)
-    warps_at_once = PARTITIONS * (
-        int(machine.target.attrs["registers_per_block"]) // (PARTITIONS * WARP * tile.registers)
-    )
-    kind = WarpTile, WarpgroupTile
-    alike = hash((kind.index(type(tile)) if type(tile) in kind else 2, block_m // ALIKE, block_n // ALIKE, block_k))
-    alike = hash((alike, threads))
+    swapped = isinstance(tile, WarpgroupTile) and tile.swapped
+    threads, held = tile.threads_per_block, tile.smem_bytes(itemsize, stages)
+    registers = int(machine.target.attrs["registers_per_block"])
+    warps_at_once = PARTITIONS * (registers // (PARTITIONS * WARP * tile.registers))
+    alike = hash((swapped, tile.block_m // ALIKE, tile.block_n // ALIKE, tile.block_k, threads))
     if isinstance(tile, WarpTile):
         sums = tile.thread_m * tile.thread_n
         by_warps = tile.slices, sums, tile.warp[0] > tile.warp[1], tile.steps_ahead, tile.steps_in_turn
         return (*tile.block, threads, stages, 0, held, warps_at_once, *by_warps, 0, 0, 1, 0, 0, alike)
     if not isinstance(tile, WarpgroupTile):
         raise TypeError(f"no formula for {tile}")
-    of_groups = tile.group_m, tile.group_n, tile.warpgroups[1], tile.swapped, tile.leaves_a_warp
+    of_groups = tile.group_m, tile.group_n, tile.warpgroups[1], swapped, tile.leaves_a_warp
     return (*tile.block, threads, stages, held // stages, 0, warps_at_once, 1, 0, 0, 0, 1, *of_groups, alike)
 
 
@@ -278,10 +269,10 @@ def ceildiv(size: Any, extent: Any) -> Any:
 
 
 def cycles(kernels: ScheduleArrays, sizes: ProductSizes, machine: Machine) -> np.ndarray:
-    """Return about how many cycles each schedule takes of a product by its formula; of arrays of sizes, of each one's.
+    """Return each schedule's cycles by its formula. All are of one family: SIMT, copying threads, or TMA.
 
-    Infinite for what a schedule cannot do, or what would change nothing: a copy of rows that are whole sectors, or
-    that the tile would not make whole; a cluster of more blocks than there are.
+    Infinite for impossible or useless plans: a copy of rows that are aligned, or that the tile would not align; a
+    cluster of more blocks than there are.
     """
     if np.max(kernels.sums):
         return _by_warps(kernels, sizes, machine)
@@ -289,23 +280,21 @@ def cycles(kernels: ScheduleArrays, sizes: ProductSizes, machine: Machine) -> np
 
 
 def _by_warps(t: ScheduleArrays, sizes: ProductSizes, machine: Machine) -> np.ndarray:
-    """Price products by warps on ordinary cores.
+    """Estimate SIMT kernels by warps.
 
     ::
 
-        turn     = a multiply-add, longer where few warps hide each other's latencies, where threads have few sums,
-                   where warps are tall, and where much is written out; where operands are read a step ahead, the
-                   square of what waits counts
-        in all   = the longer of multiplying, with a barrier for each k tile, and device memory's time
-                   + a part of the other + storing
-                   + filling the ring and bringing the instructions, for each round of blocks behind the first a
-                     third as long, since others multiply meanwhile
-                   + (parts > 1) adding up by another kernel
-                   + operands whose rows are no whole vectors: copied by a kernel in front, or element by element;
-                   a B stored [n, k], whose tiles are transposed: element by element
+        turn     = cycles of a multiply-add: more with few resident warps, few sums a thread, tall warp tiles, and
+                   much unrolled code; the latency term is squared if operands are loaded a step ahead
+        total    = the longer of computing, with a barrier for each k tile, and reading device memory
+                   + a share of the shorter one + storing
+                   + filling the ring and fetching instructions, a third of it in each later round of blocks
+                   + (parts > 1) a second kernel that adds the parts
+                   + unaligned operands: a copy in front, or element by element to shared memory
+                   + a B stored [n, k], transposed element by element
 
-    Of an operand much larger than the other one, copying rows to shared memory element by element, every time that a
-    block needs them, is sooner done than a copy of it in front.
+    If one operand is much larger than the other, copying its rows element by element in each block takes less time
+    than a copy in front.
     """
     rates, (m, n, k, b_row, nt, itemsize) = machine.rates, sizes
     of_part = _steps_of_part(t, k)
@@ -347,33 +336,31 @@ def _by_warps(t: ScheduleArrays, sizes: ProductSizes, machine: Machine) -> np.nd
 
 
 def _steps_of_part(t: ScheduleArrays, k: Any) -> Any:
-    """Return what :meth:`schedules.tiles.WarpTile.steps_of_part` says of each schedule."""
+    """Return :meth:`schedules.tiles.WarpTile.steps_of_part` of each schedule."""
     turns, whole = (ceildiv(k, t.parts * extent) * extent for extent in (t.slices * t.turn, t.block_k))
     cut = np.where((t.parts == 1) | (whole - turns >= SHORTER_PAYS * whole), turns, whole)
     return np.where((t.parts == 1) & (t.slices == 1), k, cut)
 
 
 def _by_threads(t: ScheduleArrays, sizes: ProductSizes, machine: Machine) -> np.ndarray:
-    """Price products by warpgroups whose threads bring operands.
+    """Estimate warpgroups whose threads copy operands, and that store results row by row.
 
-    Of the forms that store their results row by row::
+    ::
 
-        k tile   = the longer of multiplying and loading it, and more than half of the other; loading is slower
-                   while fewer blocks are resident, as in the last round
+        k tile   = the longer of multiplying and loading + a share of the shorter; loading is latency-bound with few
+                   resident blocks, as in the last round
         loop     = tiles of the busiest multiprocessor · k tiles of a part · k tile
-        in all   = the longer of loop and reading both operands once from device memory, and a part of the other
-                   + storing and writing the results, of which about half is hidden behind other resident blocks;
-                     storing takes longer where a product smaller than the tile is not stored row by row, where rows
-                     begin inside of sectors, and of tiles whose columns are no whole panels
-                   + filling the ring for each round + starting
-                   + (parts > 1) adding them up by another kernel, part after part
-                   + operands that are copied first, without what their rows are rounded up by
+        total    = the longer of loop and reading both operands once from device memory + a share of the shorter
+                   + storing, about half of it hidden by other resident blocks; more for a product smaller than the
+                     tile, for rows that begin within sectors, and for tiles whose columns are no whole panels
+                   + filling the ring in each round of blocks + starting
+                   + (parts > 1) a second kernel that adds the parts
+                   + copies in front
 
-    A row that is no whole number of sectors and is not copied takes nearly twice as long. In wgmma's swizzled panels
-    the halves of a sector that such a row puts into two pairs of 16 bytes lie apart, and cp.async brings the sector
-    once for each: 1.5 times the sectors where every other row begins inside of one, as Nsight Compute counts them.
-    Rows of whole sectors that straddle cache lines were measured to take no longer than others. Rows and columns that
-    the tile has beyond the product, and those that fill its last panel, are copies of no bytes, which take as long.
+    Rows that are no whole sectors take nearly twice as long if they are not copied: in wgmma's swizzled panels the two
+    halves of such a sector are apart, and cp.async loads the sector twice (1.5 times the sectors in Nsight Compute if
+    every other row begins within one). Rows of whole sectors that straddle cache lines take no longer than others.
+    Zero-filled rows and columns beyond the product take as long as loaded ones.
     """
     rates, (m, n, k, b_row, nt, itemsize) = machine.rates, sizes
     a, b, able = _copied(t, sizes, SECTOR_BYTES)
@@ -389,18 +376,16 @@ def _by_threads(t: ScheduleArrays, sizes: ProductSizes, machine: Machine) -> np.
 
 
 def _by_boxes(t: ScheduleArrays, sizes: ProductSizes, machine: Machine) -> np.ndarray:
-    """Price products by warpgroups whose operands TMA brings: as :func:`_by_threads`, but for what a k tile takes.
+    """Estimate warpgroups that load by TMA: as :func:`_by_threads`, with another k tile.
 
     ::
 
-        loading  = asking for cache lines, by one multiprocessor or, where that takes longer, by all that are busy;
-                   of an operand that a cluster shares, each block asks for its share; meeting its other blocks
-        working  = the longer of multiplying, and shared memory's rows that arrive and operands that wgmma reads
-        in all   = ... + for each round behind the first, where others are resident, a cluster's blocks that wait
-                   until they find room together
+        loading  = cache lines, limited by one multiprocessor or by the L2 cache while all load; each block of a
+                   cluster loads its share of a shared operand; + synchronizing the cluster
+        working  = the longer of multiplying and of shared memory's traffic: rows that arrive, operands for wgmma
+        total    = ... + in later rounds, waiting until a cluster's blocks find room together
 
-    Of clusters those that the product has tiles for, and whose blocks each have rows of a box to bring. Source: what
-    was measured.
+    A cluster needs tiles for all its blocks, and rows of a box for each. Fitted to measured times.
     """
     m, n, k, _, nt, itemsize = sizes
     times = _WarpgroupTimes(*(np.where(t.own_warp, *both) for both in zip(BY_OWN_WARP, BY_FIRST_WARP)))
@@ -429,14 +414,14 @@ def _by_boxes(t: ScheduleArrays, sizes: ProductSizes, machine: Machine) -> np.nd
 
 
 class _Rows(NamedTuple):
-    """Say of an operand's rows whether a kernel in front copies them, and whether they are then ``whole`` units."""
+    """Whether a kernel in front copies an operand's rows (``first``), and whether they then are ``whole`` units."""
 
     first: Any
     whole: Any
 
 
 def _copied(t: ScheduleArrays, sizes: ProductSizes, row_bytes: int) -> tuple[_Rows, _Rows, Any]:
-    """Return what becomes of both operands' rows, and whether copies have to be, or change anything."""
+    """Return the rows of A and of B, and whether the plan's copies are possible and change anything."""
     _, _, k, b_row, nt, itemsize = sizes
     rows, able = [], np.array(True)
     for length, copied, along in ((k, t.a_copied, t.block_k), (b_row, t.b_copied, t.block_k if nt else t.block_n)):
@@ -449,10 +434,9 @@ def _copied(t: ScheduleArrays, sizes: ProductSizes, row_bytes: int) -> tuple[_Ro
 
 
 class _KTile(NamedTuple):
-    """Hold what k tiles take: how many block tiles there are of them.
+    """What a k tile takes, in cycles: ``loading``, ``working`` on it, and ``meeting`` the cluster's other blocks.
 
-    ``multiprocessors``: those that can have some. In cycles: ``loading`` one, ``working`` on it, ``meeting`` others.
-    ``clustered``: whether blocks are in clusters.
+    ``tiles``: block tiles of one part; ``multiprocessors`` that can run them; ``clustered``: blocks are in clusters.
     """
 
     tiles: Any
@@ -464,14 +448,14 @@ class _KTile(NamedTuple):
 
 
 def _multiplying(t: ScheduleArrays, machine: Machine) -> Any:
-    """Return a k tile's cycles of the tensor cores."""
+    """Return the tensor cores' cycles of a k tile."""
     return t.block_m * t.block_n * t.block_k / machine.rates.wgmma_multiply_adds_per_cycle
 
 
 def _by_warpgroups(
     t: ScheduleArrays, sizes: ProductSizes, machine: Machine, k_tile: _KTile, times: _WarpgroupTimes
 ) -> np.ndarray:
-    """Price products by warpgroups, given what a k tile takes; operands that are copied first are not counted."""
+    """Estimate warpgroups from what a k tile takes, without copies in front."""
     rates, (m, n, k, _, _, itemsize) = machine.rates, sizes
     split, in_boxes = np.asarray(t.parts) > 1, np.asarray(t.boxes) > 0
     k_tiles = np.maximum(t.k_tiles(k), 2)  # a single one has a second behind it, of zeros
@@ -482,7 +466,7 @@ def _by_warpgroups(
     ahead = np.maximum(1, np.minimum(t.stages - not_asked_for, k_tiles))  # stages of a block that are on their way
 
     def one(blocks: Any) -> Any:
-        """Return a k tile's cycles while a multiprocessor has so many blocks."""
+        """Return a k tile's cycles with so many resident blocks."""
         waiting, loading = times.latency / (blocks * ahead), k_tile.loading
         if np.max(t.boxes):  # whose lines arrive unevenly: neither limit is reached beside the other
             loading = np.cbrt(loading * loading * loading + waiting * waiting * waiting)
@@ -510,15 +494,14 @@ def _by_warpgroups(
 
 
 def _lines(t: ScheduleArrays, sizes: ProductSizes, a_whole: Any, b_whole: Any) -> tuple[Any, Any]:
-    """Return about how many cache lines a k tile's boxes have of A and of B, whose rows may be ``whole`` lines.
+    """Return how many cache lines of A and of B a k tile's boxes touch; ``whole``: the rows are whole lines.
 
-    A row that begins inside of a cache line has a part of one line more: of rows of all offsets that come to pass, as
-    often as they end in the next one.
+    A row that begins within a line may touch one line more. This returns the mean over the offsets that occur.
     """
     m, n, k, b_row, nt, itemsize = sizes
 
     def of_row(row_bytes: Any, grain: Any) -> Any:
-        """Lines of a row that begins at any multiple of ``grain`` bytes in one."""
+        """Return the mean lines of a row that begins at a multiple of ``grain`` bytes."""
         return 1 + np.maximum(0, row_bytes - grain) / ROW_BYTES
 
     a_apart, b_apart = (
@@ -536,9 +519,9 @@ def _lines(t: ScheduleArrays, sizes: ProductSizes, a_whole: Any, b_whole: Any) -
 
 
 def _copying(rows: Any, k: Any, machine: Machine, itemsize: int, share: float = 1.0, front: float = 1.0) -> Any:
-    """Return the cycles of a kernel in front that reads and writes so many rows of k elements; none of none.
+    """Return the cycles of a kernel in front that copies so many rows of k elements.
 
-    ``share`` of the bytes' time counts, and ``front`` of the shortest kernel's.
+    ``share``: factor of the bytes' time; ``front``: factor of the shortest kernel's time.
     """
     rates, copied_bytes = machine.rates, rows * k * itemsize
     longer = (share * 2 * copied_bytes / rates.copying_gb_s + front * 1e3 * rates.copying_us) * CLOCK_GHZ
@@ -546,16 +529,13 @@ def _copying(rows: Any, k: Any, machine: Machine, itemsize: int, share: float = 
 
 
 def planned_cycles(choice: Choice, problem: Matmul, machine: Machine, planned: Planned = ONE_PART) -> float:
-    """Return about how many cycles a product takes by its formula alone, scheduled as ``planned``; see :func:`cycles`.
-
-    Rows that are no whole 16 bytes are copied first by warpgroups, whatever is planned.
-    """
+    """Return one schedule's cycles by its formula, without trees (:func:`cycles`)."""
     arrays = ScheduleArrays.of([choice], machine, problem.itemsize).as_planned([planned])
     return float(cycles(arrays, ProductSizes.of(problem), machine)[0])
 
 
 def features(t: ScheduleArrays, sizes: ProductSizes, machine: Machine, formula: Any) -> dict[str, Any]:
-    """Return by name what trees may ask of schedules for a product, and of their cycles by the ``formula``."""
+    """Return the trees' features of schedules by name, given their cycles by the ``formula``."""
     m, n, k, b_row, _, itemsize = sizes
     down, across = ceildiv(m, t.block_m), ceildiv(n, t.block_n)
     resident = t.resident(machine, t.stages, t.own_warp)
@@ -618,7 +598,7 @@ def features(t: ScheduleArrays, sizes: ProductSizes, machine: Machine, formula: 
 
 
 def corrected_cycles(kernels: ScheduleArrays, sizes: ProductSizes, machine: Machine) -> np.ndarray:
-    """Return the cycles of schedules with what trees say their formula leaves; without trees the formula's alone."""
+    """Return the schedules' cycles by their formula, corrected by the machine's trees if it has some."""
     formula = cycles(kernels, sizes, machine)
     if machine.corrections is None or not len(formula):
         return formula

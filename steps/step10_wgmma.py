@@ -1,8 +1,8 @@
-"""Step 10, wgmma: the warpgroup's instruction, fed from shared memory and never waited for at once.
+"""Step 10, wgmma: tensor cores read operands from shared memory and run asynchronously.
 
-Before, each warp loaded fragments of both operands into registers and multiplied 16 × 8 × 16 at a time, waiting for
-what it had just loaded. Hopper's wgmma multiplies 64 × up to 256 × 16 for four warps together: it reads operands from
-shared memory by itself, keeps only its sums in registers, and runs on while the warps do something else::
+Before, each warp loaded fragments of both operands into registers, and multiplied 16 × 8 × 16 elements at a time.
+Hopper's wgmma multiplies 64 × up to 256 × 16 for a warpgroup, four warps together. It reads operands from shared
+memory, needs registers for the sums only, and runs while the warps do something else::
 
     for k:
       wait until tile k has landed;  barrier
@@ -10,15 +10,18 @@ shared memory by itself, keeps only its sums in registers, and runs on while the
       start filling the stage of tile k − 2              # cp.async, while the tensor cores multiply
       wait until wgmma of tile k − 1 is done
 
-What changes: no ldmatrix, no operand fragments, larger tiles, and tensor cores that have the next tile's work queued
-when they finish this one's. It takes 16-bit operands and an sm_90a; schedules/tensor_cores/warpgroup.py proves it.
+What changes: there are no ldmatrix and no operand fragments, tiles are larger, and the next tile's wgmma is queued when
+one ends. Operands are 16-bit, and the target is sm_90a. schedules/tensor_cores/warpgroup.py builds these loops.
+A kernel in front copies operands whose rows are no multiples of 16 bytes to aligned rows.
+
 Variants:
-- rows (the default): as above; results are stored row by row through shared memory.
-- in_flight: results are stored as threads have them.
-- awaited: each multiplication is awaited in its own iteration; one tile more is on its way in as many stages.
+
+- rows: as above; results are stored row by row through shared memory. The default.
+- in_flight: each thread stores its sums directly.
+- awaited: each iteration waits for its own wgmma; the ring then has room for one tile more in flight.
 - fitted, boxes: for products of any shape; see steps/any_shape.py.
-A kernel in front copies operands whose rows are no multiples of 16 bytes to rows that are.
-What to expect: larger tiles multiply more per element brought; small products have too few for all multiprocessors.
+
+What to expect: larger tiles multiply more for each loaded element. Small products have too few tiles to fill the GPU.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ from tensorir_ladder.steps.step import HALVES, Config, Step, Variant, checked
 
 @checked
 def schedule(problem: Matmul, config: Config, *, tensorize: bool = True) -> Schedule:
-    """Multiply by warpgroups, pipelined around wgmma; ``tensorize=False`` leaves the multiplication as loops."""
+    """Pipeline wgmma over a ring of shared-memory stages; ``tensorize=False`` leaves the multiplication as loops."""
     sch = Schedule(problem.prim_func())
     block, tile = sch.get_sblock("matmul"), config.tile
     align_operands(sch, block, tile.block, vector_bytes=16, rounds=2)
@@ -59,7 +62,7 @@ def schedule(problem: Matmul, config: Config, *, tensorize: bool = True) -> Sche
     grid = bind_grid(sch, raster_blocks(sch, loops.block_row, loops.block_column, 8))
     group = bind_warpgroups(sch, loops)
     write_back = accumulate_by_warpgroups(sch, block, group, instruction)
-    # Of a product smaller than a tile, TVM keeps rows that leave the operands behind them unaligned for wgmma.
+    # TVM stages only the rows of a product smaller than a tile, and operands behind them are then unaligned for wgmma.
     whole_tiles = problem.m >= tile.block_m and problem.n >= tile.block_n
     if config.variant == "rows" and whole_tiles:
         store_by_rows(sch, write_back, grid, tile.threads)
@@ -67,8 +70,8 @@ def schedule(problem: Matmul, config: Config, *, tensorize: bool = True) -> Sche
     for operand, run in enumerate(instruction.run_lengths):
         stage_in_panels(sch, block, operand, loops.k_outer, tile.threads, run)
     spread_fragment(sch, initialize_before(sch, block, loops.k_outer), group)
-    hide_reads(sch, block)  # the instruction's, which reads shared memory by itself
-    in_flight = 0 if config.variant == "awaited" else 1  # multiplications that nobody has waited for
+    hide_reads(sch, block)  # wgmma reads shared memory asynchronously
+    in_flight = 0 if config.variant == "awaited" else 1  # wgmma groups at the end of an iteration
     enough = config.stages if config.k_tiles(problem) > config.stages else max(config.stages, in_flight + 2)
     pipeline_warpgroups(sch, loops.k_outer, enough, in_flight)
     if tensorize:
@@ -77,12 +80,12 @@ def schedule(problem: Matmul, config: Config, *, tensorize: bool = True) -> Sche
 
 
 def schedule_for_cpu(problem: Matmul, config: Config) -> Schedule:
-    """Make everything but the instruction, as TensorIR: what can be verified without a GPU."""
+    """Make the same schedule with loops in the place of wgmma, which a CPU can run."""
     return schedule(problem, config, tensorize=False)
 
 
-# The default has the widest instruction, and two warpgroups that share B. Three warpgroups bring the least per
-# multiplication; smaller tiles leave room for two blocks to a multiprocessor, or fill more of them.
+# The default has the widest instruction, and two warpgroups that share B. Smaller tiles fill more multiprocessors, or
+# let two blocks share one.
 TILES = TileSet.of(
     Choice(WarpgroupTile(block=(128, 256, 64), warpgroups=(2, 1)), stages=4),
     Choice(WarpgroupTile(block=(64, 128, 64), warpgroups=(1, 1)), stages=6),

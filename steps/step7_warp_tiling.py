@@ -1,9 +1,8 @@
-"""Step 7, warp tiling: lanes interleaved, multiply-adds in an order that spares the register file.
+"""Step 7, warp tiling: operands in registers, loads without bank conflicts, multiply-adds that reuse operands.
 
-Before (step 6), arithmetic waited for its own operands. A warp was 2 x 16 threads with the default tile, each with
-neighbouring outputs, whose operands came element by element. And a multiply-add reads three registers; where two of
-them are in the same half of the register file its issue is held back, which Nsight Compute shows as dispatch stalls.
-Now::
+Before (step 6), each thread loaded its operands element by element, and multiply-adds waited for these loads. A
+multiply-add also reads three registers. If two of them are in the same bank of the register file, it issues later:
+Nsight Compute shows dispatch stalls. Now::
 
     for k_outer:
       A_shared = A[tile], rows padded;  B_shared = B[tile]   # by cp.async, one barrier per k tile
@@ -11,25 +10,30 @@ Now::
         a = A_shared[rows, k + 1];  b = B_shared[k + 1, columns]      # registers, for the next step; 16 bytes at once
         for row:  for column, backwards in odd rows:  C[row, column] += a[row] * b[column]
 
-What changes: a warp has a tile of its own, whose rows and columns go round among its lanes. What they load at once
-lies side by side, and rows that run along k begin in different banks since they are 16 bytes longer. Operands are
-registers for a step of k. Threads with 128 outputs read them a step ahead, across k tiles too: only two such warps
-fit a scheduler, which cannot hide each other's loads. In serpentine order each multiply-add shares an operand with
-the one before, which the operand's reuse cache still holds; CUDA's assembler must be told to keep it (-O1). Blocks run
-8 rows side by side, for the L2 cache. And a product with too few blocks is cut in slices of k among the warps of a
-block, which add up their sums in the end: another order of additions.
+What changes:
+
+- Each warp computes a tile. The tile's rows and columns are interleaved across the warp's lanes, so that one load
+  instruction reads neighbouring addresses. Rows along k are padded by 16 bytes, so that they start in different banks
+  of shared memory.
+- The operands of one k step are in registers. Threads with 128 outputs load them one step ahead, also from one k tile
+  to the next: only two such warps fit on a scheduler, too few to hide each other's latency.
+- In serpentine order each multiply-add shares an operand with the previous one. The operand reuse cache still holds
+  it. The assembler keeps this order only with -O1.
+- Groups of 8 rows of blocks run at the same time and share operands in the L2 cache.
+- If a product has too few blocks, the warps of a block share each k tile: each computes a slice of its steps, and they
+  add their sums at the end. This changes the order of additions.
 
 Variants, compared by name:
 
-- serpentine: all of it. The default.
-- row_order: each row from its first column on, and the assembler as usual.
-- unpadded: rows in shared memory as long as they are.
-- no_raster: blocks row by row.
-- in_turn: operands read when they are needed.
+- serpentine: all of the above. The default.
+- row_order: each row from left to right, with the assembler's usual options.
+- unpadded: rows in shared memory without padding.
+- no_raster: blocks in row-major order.
+- in_turn: operands are loaded in the step that needs them.
 - fitted: for products of any shape; see steps/any_shape.py.
 
-What to expect: the first of these kernels that is held back by multiply-adds rather than by their operands; most in
-large products. Small ones gain by slices. Operands are float32; 16-bit ones are for tensor cores, in step 8.
+What to expect: the first of these kernels whose limit is the multiply-add rate and not its loads. Large products gain
+most; small ones gain from slices. Operands are float32; step 8 multiplies 16-bit operands on tensor cores.
 """
 
 from __future__ import annotations
@@ -65,7 +69,7 @@ from tensorir_ladder.steps.step import Config, Step, Variant, checked
 
 @checked
 def schedule(problem: Matmul, config: Config) -> Schedule:
-    """Give each warp a tile of its own, and its lanes operands in registers; cp.async fills a ring of stages."""
+    """Tile for warps, keep operands in registers, and fill a ring of shared-memory stages by cp.async."""
     sch = Schedule(problem.prim_func())
     block, tile, variant = sch.get_sblock("matmul"), config.tile, config.variant
     stages = config.stages_of(problem)
@@ -95,10 +99,9 @@ def schedule(problem: Matmul, config: Config) -> Schedule:
     return sch
 
 
-# In exploratory sweeps on an H200, not kept here, threads with 8x16 outputs that read operands ahead were fastest from
-# 2048 on, with k tiles of 16: those of 32, written out, make warps wait for instructions. Two such blocks fill a
-# multiprocessor's registers, as do four of 64x128 with 8x8. Below that, blocks are too few, and slices put more warps
-# to work on each.
+# Threads with 8x16 outputs are the fastest for squares from 2048 on (H200). Their k tiles have 16 steps: the code of
+# 32, written out, stalls on instruction fetch. Two such blocks fill a multiprocessor's registers. Smaller products
+# have too few blocks, and slices give each block more warps.
 TILES = TileSet.of(
     Choice(WarpTile(block=(128, 128, 16), warp=(32, 128), thread=(8, 16)), stages=3),
     Choice(WarpTile(block=(64, 128, 32), warp=(32, 64), thread=(8, 8)), stages=2),

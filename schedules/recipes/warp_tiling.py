@@ -174,7 +174,7 @@ def multiply_by_warps(
       (:func:`schedules.loops.keep_resident`).
     - The kernel starts early on targets that can do so (:func:`schedules.loops.launch_early`).
 
-    ``stages`` are no more than a part has k tiles. ``planned`` says nothing else; :mod:`schedules.cost` chooses tiles
+    ``stages`` are no more than a part has k tiles. ``planned`` says nothing else; :mod:`schedules.plans` chooses tiles
     and plans. ``machine`` has the target and its limits; :func:`schedules.cost.assumed_machine` makes one of a target.
 
     Raises

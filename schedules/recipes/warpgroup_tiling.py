@@ -72,9 +72,9 @@ def multiply_by_warpgroups(
       many below and so many next to each other, share the operands that they have in common.
     - The kernel starts early (:func:`schedules.loops.launch_early`).
 
-    :mod:`schedules.cost` chooses tiles and plans. ``stages`` are at least 3, or as many as the reduction has k tiles; a
-    reduction of a single k tile is padded to two. ``tensorize=False`` leaves the multiplication as loops, which any CPU
-    can run. Returns the contraction's loops.
+    :mod:`schedules.plans` chooses tiles and plans. ``stages`` are at least 3, or as many as the reduction has k tiles;
+    a reduction of a single k tile is padded to two. ``tensorize=False`` leaves the multiplication as loops, which any
+    CPU can run. Returns the contraction's loops.
 
     Raises
     ------
