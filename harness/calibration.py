@@ -34,7 +34,7 @@ from tensorir_ladder.torch_ops.menu import (
     features,
     microseconds,
 )
-from tensorir_ladder.torch_ops.problem import Choice
+from tensorir_ladder.torch_ops.problem import KernelChoice
 from tensorir_ladder.torch_ops.step_kernels import FLEXIBLE, parse_kernel
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class CallTimes:
 
     def __init__(self, menus: CallMenus) -> None:
         self.menus = menus
-        self.kernels: dict[int, Choice | Streamed] = {}
+        self.kernels: dict[int, KernelChoice | Streamed] = {}
         for place, name in enumerate(menus.kernels):
             try:
                 self.kernels[place] = parse_kernel(name)

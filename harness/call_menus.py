@@ -32,7 +32,7 @@ from tensorir_ladder.torch_ops.few_rows import Streamed, streams
 from tensorir_ladder.torch_ops.kept import are_kept, build_kernel, build_kernels
 from tensorir_ladder.torch_ops.launcher import Launcher, load_kernel
 from tensorir_ladder.torch_ops.menu import Extent, Menu, Positive
-from tensorir_ladder.torch_ops.problem import Choice, Setting
+from tensorir_ladder.torch_ops.problem import KernelChoice, Setting
 from tensorir_ladder.torch_ops.step_kernels import name_kernel, parse_kernel, with_stages
 
 NAME = "call-menus.json.xz"  # behind the GPU's
@@ -105,7 +105,7 @@ def call_menus_bytes(menus: CallMenus) -> bytes:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class MenuCandidate:
     """A kernel of the menu for a product, by its name; it can be sent to another process."""
 
     problem: Matmul
@@ -114,10 +114,10 @@ class Candidate:
     multiprocessors: int
 
     @property
-    def made_for(self) -> tuple[Choice | Streamed, Matmul, Setting]:
+    def made_for(self) -> tuple[KernelChoice | Streamed, Matmul, Setting]:
         """The kernel's choice, its product, and its setting: see :class:`harness.commands.build.ToBuild`."""
         choice = parse_kernel(self.name)
-        if isinstance(choice, Choice):
+        if isinstance(choice, KernelChoice):
             choice = with_stages(choice, self.problem, self.multiprocessors)
         return choice, self.problem, Setting(choosing_machine(self.gpu, self.multiprocessors))
 
@@ -140,7 +140,7 @@ def draw_products(seed: int, count: int) -> list[Matmul]:
     return list(dict.fromkeys([*(Matmul(side, side, side, "float16") for side in SIDES), *mixed]))
 
 
-def candidates(problem: Matmul, menu: Menu, machine: Machine, likeliest: int = LIKELIEST) -> list[Candidate]:
+def candidates(problem: Matmul, menu: Menu, machine: Machine, likeliest: int = LIKELIEST) -> list[MenuCandidate]:
     """List the kernels that a product is timed with: those of the menu with the least estimates, the least first.
 
     Always the kernel that streams weights where it takes the product.
@@ -153,10 +153,12 @@ def candidates(problem: Matmul, menu: Menu, machine: Machine, likeliest: int = L
     names = [name_kernel(menu.kernels[place]) for place in places]
     if streams(problem) and str(Streamed()) not in names:
         names.append(str(Streamed()))
-    return [Candidate(problem, name, machine.name, machine.multiprocessors) for name in names]
+    return [MenuCandidate(problem, name, machine.name, machine.multiprocessors) for name in names]
 
 
-def time_menu(taken: Sequence[Candidate], backend: GpuBackend, compiler: Compiler) -> tuple[dict[str, float], float]:
+def time_menu(
+    taken: Sequence[MenuCandidate], backend: GpuBackend, compiler: Compiler
+) -> tuple[dict[str, float], float]:
     """Check and time a product's kernels: microseconds by their names, and of the faster form of cuBLAS.
 
     Raises WrongResult for a kernel whose result is not the product's; what building raises.

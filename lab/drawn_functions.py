@@ -20,7 +20,7 @@ ROUNDINGS = 4  # of a drawn step in 16 bits, each of which may be off by its own
 
 
 @dataclass(frozen=True)
-class Function:
+class DrawnFunction:
     """A drawn function: values of its symbolic extents to try, what it is made of, and how many steps round."""
 
     number: int
@@ -344,7 +344,7 @@ KINDS: dict[str, Callable[[_Drawing], te.Tensor]] = {
 }
 
 
-def draw_function(choose: random.Random, number: int, arch: str) -> Function:
+def draw_function(choose: random.Random, number: int, arch: str) -> DrawnFunction:
     """Draw a function: half of them products."""
     drawing = _Drawing(choose, choose.choice(("int32", "int64")))
     kind = drawing.one_of("product", "product", "product", "convolution", "rows", "elements")
@@ -355,4 +355,4 @@ def draw_function(choose: random.Random, number: int, arch: str) -> Function:
     symbolic = {name: drawing.sizes[name] for name in drawing.symbols}
     smaller = {name: choose.randint(1, size) for name, size in symbolic.items()}
     sizes = (symbolic, smaller) if symbolic else ({},)
-    return Function(number, function, sizes, arch, tuple(dict.fromkeys(drawing.features)), drawing.steps)
+    return DrawnFunction(number, function, sizes, arch, tuple(dict.fromkeys(drawing.features)), drawing.steps)

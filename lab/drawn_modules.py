@@ -30,7 +30,7 @@ Draw = Callable[["Drawing", Any], Any]
 
 
 @dataclass(frozen=True)
-class Parameter:
+class ModuleParameter:
     """A parameter of a drawn module; its numbers are normal, positive or, as indices are, below ``most``."""
 
     shape: tuple[Any, ...]
@@ -57,7 +57,7 @@ class DrawnModule:
 
     number: int
     module: tvm.IRModule
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[ModuleParameter, ...]
     symbols: tuple[tirx.Var, ...]
     sizes: tuple[dict[str, int], ...]
     arch: str
@@ -83,7 +83,7 @@ class Drawing:
     choose: random.Random
     builder: relax.BlockBuilder = field(default_factory=relax.BlockBuilder)
     given: list[relax.Var] = field(default_factory=list)
-    parameters: list[Parameter] = field(default_factory=list)
+    parameters: list[ModuleParameter] = field(default_factory=list)
     sizes: dict[str, int] = field(default_factory=dict)
     symbols: list[tirx.Var] = field(default_factory=list)
     features: list[str] = field(default_factory=list)
@@ -91,7 +91,7 @@ class Drawing:
 
     def operand(self, shape: Any, dtype: str, **numbers: Any) -> relax.Var:
         """Add a parameter."""
-        self.parameters.append(Parameter(tuple(shape), dtype, **numbers))
+        self.parameters.append(ModuleParameter(tuple(shape), dtype, **numbers))
         self.given.append(relax.Var(f"p{len(self.given)}", relax.TensorType(tuple(shape), dtype)))
         return self.given[-1]
 

@@ -52,7 +52,7 @@ class WrongFunction(AssertionError):
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedFunction:
     """Tell what was checked: kernels launched, by name and in order, and the largest error as a part of its limit."""
 
     kernels: tuple[str, ...]
@@ -70,7 +70,7 @@ def check_function(
     runs: int = 3,
     sums: str = "float32",
     slack: float = 1.0,
-) -> Checked:
+) -> CheckedFunction:
     """Check that ``after`` does what ``before`` does; raise WrongFunction, or the emulator's KernelFault.
 
     Without a C++ compiler it raises the emulator's NoHostCompiler.
@@ -109,7 +109,7 @@ def check_function(
     run = read_host(made.host, _named_sizes(_only_function(after), case))
     program = _program(made, run, case)
     worst = max(_compare(case, program, run, seed + number, number) for number in range(runs))
-    return Checked(tuple(launch.kernel for launch in run.launches), worst)
+    return CheckedFunction(tuple(launch.kernel for launch in run.launches), worst)
 
 
 # Of whole functions, which are compared again and again at other sizes.

@@ -43,7 +43,7 @@ EMULATED_DEPTH, EMULATED_WORK = 1600, 30_000_000  # multiply-adds: a run well un
 
 
 @dataclass(frozen=True)
-class Place:
+class FuzzPlace:
     """A place to run drawn cases, which decides how large they are.
 
     ``machine(choose)`` is the machine that a case is built for; ``largest(step, tile, m, n)`` the largest m, n and k,
@@ -79,8 +79,8 @@ def _small_machine(choose: Choose) -> GpuSpec:
 
 
 PLACES = {
-    "emulator": Place(_small_machine, _largest_emulated, _load_emulated),
-    "gpu": Place(lambda _: gpu_machine(), lambda *_: (2000, 2000, 8000), _load_on_gpu),
+    "emulator": FuzzPlace(_small_machine, _largest_emulated, _load_emulated),
+    "gpu": FuzzPlace(lambda _: gpu_machine(), lambda *_: (2000, 2000, 8000), _load_on_gpu),
 }
 
 
@@ -140,7 +140,7 @@ def draw_case(
     choose: Choose,
     step: Step,
     variant: str,
-    place: Place,
+    place: FuzzPlace,
     choose_tile: Callable[[Choose, Step], BlockTile] = choose_tile,
 ) -> Case:
     """Draw a case of a step's variant: every other part is chosen by ``choose(choices)``."""
@@ -169,7 +169,7 @@ def _multiple(choose: Choose, step: Step, largest: int, above: int = 0) -> int:
     return grain * choose(range(fewest, max(fewest, largest // grain) + 1))
 
 
-def run_case(case: Case, place: Place, seeds: Sequence[int], outcome: FuzzOutcome) -> None:
+def run_case(case: Case, place: FuzzPlace, seeds: Sequence[int], outcome: FuzzOutcome) -> None:
     """Run a case once for each seed, which draws data and the order of threads, and note what becomes of it.
 
     Odd seeds draw small whole numbers, whose product must be exact; every fourth draws special values.

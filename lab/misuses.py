@@ -66,7 +66,7 @@ def public_functions() -> dict[str, Callable[..., Any]]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Subject:
+class MisusedFunction:
     """A schedule at some point of its making, and all that its functions have returned."""
 
     sch: Schedule
@@ -109,8 +109,8 @@ def _is_record(value: Any) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
-def _plain(function: Any) -> Subject:
-    return Subject(Schedule(function))
+def _plain(function: Any) -> MisusedFunction:
+    return MisusedFunction(Schedule(function))
 
 
 def _product(dtype: str = "float32") -> tuple[Schedule, SBlockRV]:
@@ -118,53 +118,55 @@ def _product(dtype: str = "float32") -> tuple[Schedule, SBlockRV]:
     return sch, sch.get_sblock("matmul")
 
 
-def _staged(pipelined: bool) -> Subject:
+def _staged(pipelined: bool) -> MisusedFunction:
     sch, block = _product()
     staged = recipes.stage_contraction(sch, block, TILES[ThreadTile][0], vectorize=True)
-    return Subject(sch, (staged, pipeline.pipeline_loop(sch, staged.loops.k_outer, 2)) if pipelined else (staged,))
+    return MisusedFunction(
+        sch, (staged, pipeline.pipeline_loop(sch, staged.loops.k_outer, 2)) if pipelined else (staged,)
+    )
 
 
-def _tensorized() -> Subject:
+def _tensorized() -> MisusedFunction:
     sch, block = _product("float16")
-    return Subject(sch, (tensor_cores.tensorize_contraction(sch, block, TILES[TensorCoreTile][0]),))
+    return MisusedFunction(sch, (tensor_cores.tensorize_contraction(sch, block, TILES[TensorCoreTile][0]),))
 
 
-def _by_warps() -> Subject:
+def _by_warps() -> MisusedFunction:
     sch, block = _product()
-    return Subject(sch, (recipes.stage_for_warps(sch, block, TILES[WarpTile][0]),))
+    return MisusedFunction(sch, (recipes.stage_for_warps(sch, block, TILES[WarpTile][0]),))
 
 
-def _dealt_out() -> Subject:
+def _dealt_out() -> MisusedFunction:
     sch, block = _product()
     tile = TILES[WarpTile][1]
     loops.pad_to_tile(sch, block, tile.block)
     lanes = loops.interleave_lanes(sch, block, tile.lanes)
-    return Subject(sch, (block, lanes, loops.tile_for_warps(sch, lanes, tile)))
+    return MisusedFunction(sch, (block, lanes, loops.tile_for_warps(sch, lanes, tile)))
 
 
-def _by_warpgroups() -> Subject:
+def _by_warpgroups() -> MisusedFunction:
     sch, block = _product("float16")
-    return Subject(sch, (tensor_cores.stage_for_warpgroups(sch, block, TILES[WarpgroupTile][0]),))
+    return MisusedFunction(sch, (tensor_cores.stage_for_warpgroups(sch, block, TILES[WarpgroupTile][0]),))
 
 
-def _by_boxes() -> Subject:
+def _by_boxes() -> MisusedFunction:
     sch, block = _product("float16")
-    return Subject(sch, (tensor_cores.stage_for_warpgroups(sch, block, TILES[WarpgroupTile][0], by_tma=True),))
+    return MisusedFunction(sch, (tensor_cores.stage_for_warpgroups(sch, block, TILES[WarpgroupTile][0], by_tma=True),))
 
 
-def _split() -> Subject:
+def _split() -> MisusedFunction:
     sch, block = _product()
-    return Subject(sch, (recipes.split_reduction(sch, block, 2, 16),))
+    return MisusedFunction(sch, (recipes.split_reduction(sch, block, 2, 16),))
 
 
-def _copied() -> Subject:
+def _copied() -> MisusedFunction:
     sch, block = _product("float16")
     *_, reduction = sch.get_loops(block)
     outer, _ = sch.split(reduction, [None, 32])
-    return Subject(sch, (block, outer, memory.stage_in_shared(sch, block, 0, outer), reduction))
+    return MisusedFunction(sch, (block, outer, memory.stage_in_shared(sch, block, 0, outer), reduction))
 
 
-SUBJECTS: tuple[Callable[[], Subject], ...] = (
+SUBJECTS: tuple[Callable[[], MisusedFunction], ...] = (
     lambda: _plain(Matmul(70, 64, 128).prim_func()),
     lambda: _plain(Matmul(64, 64, 64, "float16", "nt").prim_func()),
     lambda: _plain(Matmul(64, 64, 32).prim_func(any_m=True)),
@@ -186,7 +188,7 @@ SUBJECTS: tuple[Callable[[], Subject], ...] = (
 )
 
 
-class Drawing:
+class MisuseDrawing:
     """Draws arguments of one call, from one generator: of a subject, and of another one that is foreign to it."""
 
     def __init__(self, generator: random.Random) -> None:
@@ -221,7 +223,7 @@ class Drawing:
 
 
 @functools.cache
-def _unchanged(subject: Callable[[], Subject]) -> Subject:
+def _unchanged(subject: Callable[[], MisusedFunction]) -> MisusedFunction:
     """Make a subject once: nothing is done to it but that its handles are given to other schedules."""
     return subject()
 
@@ -240,7 +242,7 @@ class Misuse:
     """A call to make: the function's name, the schedule's subject and the arguments besides."""
 
     name: str
-    subject: Subject
+    subject: MisusedFunction
     arguments: dict[str, Any]
 
     @property
@@ -264,7 +266,7 @@ def draw_misuse(seed: int, number: int) -> Misuse:
     generator = random.Random(f"misuse {seed} {number}")
     functions = public_functions()
     name = sorted(functions)[number % len(functions)]
-    drawing = Drawing(generator)
+    drawing = MisuseDrawing(generator)
     _, *parameters = inspect.signature(functions[name]).parameters
     hints = hints_of(functions[name])
     arguments = {each: drawing.value(hints[each]) for each in parameters}

@@ -21,7 +21,7 @@ from tensorir_ladder.emulator import KernelFault
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.workers import Tell
 from tensorir_ladder.kernels.codegen.arithmetic import evaluate
-from tensorir_ladder.lab.drawn_functions import Function, draw_function
+from tensorir_ladder.lab.drawn_functions import DrawnFunction, draw_function
 from tensorir_ladder.lab.drawn_modules import DrawnModule, draw_module
 from tensorir_ladder.lab.draws import Draws, Outcome
 from tensorir_ladder.lab.function_check import WrongFunction, check_function, symbols_of
@@ -36,7 +36,7 @@ ARCHS = ("sm_80", "sm_90a", "sm_90a")
 DLIGHT, VIEW = "dlight", "a view"  # what took a function, and what a module without functions is
 
 
-def draw(seed: int, number: int) -> Function | DrawnModule:
+def draw(seed: int, number: int) -> DrawnFunction | DrawnModule:
     """Draw a function or a module."""
     choose = random.Random(f"{seed}-{number}")
     drawn = choose.choice((draw_function, draw_module))
@@ -52,7 +52,7 @@ def run_draws(draws: Draws, tell: Tell) -> list[Outcome]:
     return outcomes
 
 
-def run_drawn(drawn: Function | DrawnModule) -> Outcome:
+def run_drawn(drawn: DrawnFunction | DrawnModule) -> Outcome:
     """Run what the pipeline makes of a function or a module in the emulator."""
     with warnings.catch_warnings(), _no_log():
         warnings.simplefilter("ignore", UserWarning)  # more stages than iterations
@@ -88,7 +88,7 @@ def _asked(function: tirx.PrimFunc, target: Target) -> tuple[Rule, tirx.PrimFunc
     return "; ".join(left)
 
 
-def _run_function(drawn: Function) -> Outcome:
+def _run_function(drawn: DrawnFunction) -> Outcome:
     target = machine_for(drawn.arch).target()
 
     def run() -> Outcome:
@@ -107,7 +107,7 @@ def _run_function(drawn: Function) -> Outcome:
     return _outcome_of(drawn, run)
 
 
-def _check_function(drawn: Function, after: tirx.PrimFunc, target: Target) -> None:
+def _check_function(drawn: DrawnFunction, after: tirx.PrimFunc, target: Target) -> None:
     for sizes in drawn.sizes:
         check_function(
             drawn.function,
@@ -141,7 +141,7 @@ def _run_module(drawn: DrawnModule) -> Outcome:
     return _outcome_of(drawn, run)
 
 
-def _outcome_of(drawn: Function | DrawnModule, run: Callable[[], Outcome]) -> Outcome:
+def _outcome_of(drawn: DrawnFunction | DrawnModule, run: Callable[[], Outcome]) -> Outcome:
     try:
         return run()
     except (WrongFunction, KernelFault) as error:

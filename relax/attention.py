@@ -106,7 +106,7 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Found:
+class AttentionMatch:
     """Attention in a Relax module: operands that belong together, and how the result is to lie."""
 
     q: Operand
@@ -294,7 +294,7 @@ def _elementwise(function: tirx.PrimFunc, after: _Scores) -> _Scores:
     return after.cast(result.dtype).of(computation.value, *at[-2:])
 
 
-def attention_in(function: relax.Function, mod: ir.IRModule) -> dict[relax.Call, Found]:
+def attention_in(function: relax.Function, mod: ir.IRModule) -> dict[relax.Call, AttentionMatch]:
     """List attention in a Relax function by the call that makes its result; log what is left, and why."""
     blocks = function.body.blocks if isinstance(function.body, relax.SeqExpr) else []
     searches = [_Search(block, mod) for block in blocks if isinstance(block, relax.DataflowBlock)]
@@ -309,7 +309,7 @@ class _Search:
         self.made = {each.var: each.value for each in block.bindings if isinstance(each, relax.VarBinding)}
         self.readers = relax.analysis.udchain(block)
 
-    def found(self) -> Iterator[tuple[relax.Call, Found]]:
+    def found(self) -> Iterator[tuple[relax.Call, AttentionMatch]]:
         """List what is found by the call that makes its result."""
         for var, value in self.made.items():
             one = None
@@ -319,7 +319,7 @@ class _Search:
                 result, one = self._result(var, one)
                 yield self.made[result], one
 
-    def _read(self, value: relax.Expr) -> Found | None:
+    def _read(self, value: relax.Expr) -> AttentionMatch | None:
         """Read attention; None for what is none, NotTaken and IllegalWorkload for what the kernel does not take."""
         if _is(value, "nn.attention"):
             return self._operator(value)
@@ -339,14 +339,14 @@ class _Search:
             raise NotTaken("scores or weights are read elsewhere, or come from elsewhere", value=operand, remedy=LEAVE)
         return made
 
-    def _result(self, var: relax.Var, one: Found) -> tuple[relax.Var, Found]:
+    def _result(self, var: relax.Var, one: AttentionMatch) -> tuple[relax.Var, AttentionMatch]:
         """Return the variable that is to have the result: with tokens and heads exchanged, if that alone is read."""
         readers = self.readers[var] if isinstance(var, relax.DataflowVar) else ()
         if len(readers) == 1 and _axes(self._maker(readers[0])) == TOKENS_TURNED:
             return readers[0], replace(one, o_layout=EXCHANGED[one.o_layout])
         return var, one
 
-    def _operator(self, call: relax.Call) -> Found:
+    def _operator(self, call: relax.Call) -> AttentionMatch:
         """Read TVM's operator; NotTaken where it does what the kernel does not."""
         q, k, v = (self._ways(operand, (0, 2, 1, 3)) for operand in call.args)
         mask, window = call.attrs.causal_mask, call.attrs.window_size
@@ -361,7 +361,7 @@ class _Search:
         scale = int(q[-1].extents[HEAD]) ** -0.5 if call.attrs.scale is None else float(call.attrs.scale.value)
         return _joined(q, k, v, scale, mask is not None, BY_TOKEN)
 
-    def _written_out(self, product: relax.Call) -> Found:
+    def _written_out(self, product: relax.Call) -> AttentionMatch:
         """Read two products with a softmax between them, upwards; NotTaken where more happens, or others read it."""
         softmax = self._alone(product.args[0])
         softmax = self._alone(softmax.args[0]) if _is(softmax, "astype") else softmax
@@ -432,14 +432,14 @@ class _Search:
 
 def _joined(
     q: Sequence[Operand], k: Sequence[Operand], v: Sequence[Operand], scale: float, causal: bool, o_layout: str
-) -> Found:
+) -> AttentionMatch:
     """Choose among ways to read operands: as far back as they go, keys and values with their heads repeated alike."""
     alike = {way.sharing for way in k} & {way.sharing for way in v}
     if not alike:
         raise NotTaken("heads of keys and values are repeated otherwise", remedy=LEAVE)
     wanted = zip((q, k, v), (1, max(alike), max(alike)))
     chosen = [[way for way in ways if way.sharing == sharing][-1] for ways, sharing in wanted]
-    return Found(*chosen, scale, causal, o_layout)
+    return AttentionMatch(*chosen, scale, causal, o_layout)
 
 
 @contextlib.contextmanager
@@ -489,7 +489,7 @@ class _Kernels:
         self.multiprocessors = assumed_machine(target).multiprocessors
         self.codes: dict[tuple[Attention, AttentionForm, bool], DeviceCode] = {}
 
-    def launched(self, one: Found) -> tuple[Found, tirx.PrimFunc] | None:
+    def launched(self, one: AttentionMatch) -> tuple[AttentionMatch, tirx.PrimFunc] | None:
         """Make the function that launches attention's kernel; None, and a line in the log, where there is none."""
         with _left_with_a_reason(NAME):
             form = one.form(self.multiprocessors)
@@ -509,7 +509,7 @@ class _Kernels:
 class _Rewriter(relax.PyExprMutator):
     """Puts launches in the place of the calls that make what was found."""
 
-    launched: Mapping[relax.Call, tuple[Found, tirx.PrimFunc]] = MappingProxyType({})
+    launched: Mapping[relax.Call, tuple[AttentionMatch, tirx.PrimFunc]] = MappingProxyType({})
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:  # what the mutator's base class calls it
         if call not in self.launched:

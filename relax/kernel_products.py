@@ -464,7 +464,7 @@ class TmaContraction(Contraction):
         machine, most_rows = self._machine_of(target), SCHEDULED_ROWS
         if not product.copied:
             return most_rows
-        menu = Menu(product, machine)
+        menu = ProductMenu(product, machine)
         for most, (plan, *_) in self.plans(product_of(func), target):
             rows = int(product.rows) if not each else MANY_ROWS if most is None else most * each
             best = menu.best(rows, None)
@@ -480,7 +480,7 @@ class TmaContraction(Contraction):
         self, product: PlainProduct, scheduled: int, each: int, target: Target
     ) -> list[tuple[int | None, Launch]]:
         """List launches by the most steps of the symbolic extent that each is for; none where schedules are better."""
-        menu = Menu(product, self._machine_of(target))
+        menu = ProductMenu(product, self._machine_of(target))
         if not each:
             rows = int(product.rows)
             return [(None, menu.best(rows, None))] if rows > scheduled else []
@@ -504,7 +504,7 @@ def _rows_of_each(product: PlainProduct, extents: Sequence[tirx.Var]) -> int:
     return each
 
 
-class Menu:
+class ProductMenu:
     """The launches that a product may be made by, and what each costs; NotTaken where the machine holds none."""
 
     def __init__(self, product: PlainProduct, machine: Machine) -> None:

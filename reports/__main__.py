@@ -218,9 +218,9 @@ def _site(_: argparse.Namespace, paths: Paths) -> int:
 def _listings(_: argparse.Namespace, paths: Paths) -> int:
     from tensorir_ladder.reports.web.listings import compiled_for_reports  # TVM, which other tables do without
     from tensorir_ladder.reports.web.machine_code import write
-    from tensorir_ladder.reports.web.sources import Sources
+    from tensorir_ladder.reports.web.sources import SiteSources
 
-    path, count = write(paths.results, compiled_for_reports(Sources.of(paths)))
+    path, count = write(paths.results, compiled_for_reports(SiteSources.of(paths)))
     print(f"PTX and machine code of {count} CUDA texts, {path.stat().st_size:,} bytes:")
     return _report([path])
 

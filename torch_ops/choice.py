@@ -16,7 +16,7 @@ from tensorir_ladder.schedules.errors import IllegalWorkload
 from tensorir_ladder.schedules.workloads import MAX_ELEMENTS, Matmul
 from tensorir_ladder.torch_ops.few_rows import Streamed, streams
 from tensorir_ladder.torch_ops.menu import Menu, Sizes, menu_of
-from tensorir_ladder.torch_ops.problem import Choice, Conditions, UnpaddedOperands
+from tensorir_ladder.torch_ops.problem import Conditions, KernelChoice, UnpaddedOperands
 from tensorir_ladder.torch_ops.shifted import Shifting, fastest_shifting
 from tensorir_ladder.torch_ops.short_reductions import MOST_STEPS, Unaligned, fastest_tile
 from tensorir_ladder.torch_ops.tuned_here import tuned, tuned_here
@@ -25,7 +25,7 @@ ALONE = Conditions()
 KEPT = 4096  # choices
 UNSURE = 1.05  # by which a kernel that shifts rows must be faster: of 106 products 35 were 1.2 times as fast by it
 
-AnyChoice = Choice | Streamed | Unaligned | Shifting  # what multiplies
+AnyChoice = KernelChoice | Streamed | Unaligned | Shifting  # what multiplies
 
 
 def choose(problem: Matmul, machine: Machine, conditions: Conditions = ALONE) -> AnyChoice:
@@ -55,7 +55,9 @@ def _choose(problem: Matmul, machine: Machine, conditions: Conditions) -> AnyCho
     return chosen
 
 
-def _of_menu(menu: Menu, problem: Matmul, machine: Machine, conditions: Conditions) -> tuple[Choice | Streamed, float]:
+def _of_menu(
+    menu: Menu, problem: Matmul, machine: Machine, conditions: Conditions
+) -> tuple[KernelChoice | Streamed, float]:
     """Return the kernel of the menu to take, and its microseconds: measured, or else estimated."""
     rows, streaming = conditions.rows, conditions.dense and conditions.batch == 1 and streams(problem)
     if not conditions.flexible and Sizes.of(problem, rows) == Sizes.of(problem) and (found := menu.fastest(problem)):

@@ -21,7 +21,7 @@ from tensorir_ladder.schedules.isa import PANEL, WGMMA_ROWS
 from tensorir_ladder.schedules.trees import Trees
 from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
 from tensorir_ladder.torch_ops.few_rows import Streamed
-from tensorir_ladder.torch_ops.problem import Choice
+from tensorir_ladder.torch_ops.problem import KernelChoice
 from tensorir_ladder.torch_ops.step_kernels import (
     EXCHANGED,
     FLEXIBLE,
@@ -128,7 +128,7 @@ class Kernels(NamedTuple):
     held: np.ndarray
 
     @classmethod
-    def of(cls, choices: list[Choice | Streamed], multiprocessors: int, nt: bool) -> Kernels:
+    def of(cls, choices: list[KernelChoice | Streamed], multiprocessors: int, nt: bool) -> Kernels:
         """Describe choices as :func:`.step_kernels.parse_kernel` reads them; ``nt``: B is stored [n, k]."""
         return cls(*np.array([_described(each, multiprocessors, nt) for each in choices], float).reshape(-1, 12).T)
 
@@ -146,7 +146,7 @@ class Kernels(NamedTuple):
         return np.ceil(m / (self.rows * self.down)) * np.ceil(n / (self.columns * self.across))
 
 
-def _described(choice: Choice | Streamed, multiprocessors: int, nt: bool) -> tuple[float, ...]:
+def _described(choice: KernelChoice | Streamed, multiprocessors: int, nt: bool) -> tuple[float, ...]:
     if isinstance(choice, Streamed):
         return (STREAMED, *(1,) * 6, 0, 0, multiprocessors, 2, 1)
     tile, kernel = choice.tile, choice.kernel
@@ -332,10 +332,10 @@ class Menu:
         choices = [parse_kernel(name) for name in file.kernels[: file.menu]]
         violations = [_violations(each, target) for each in choices]
         self.kernels = [each for each, found in zip(choices, violations) if not found]
-        if not any(isinstance(each, Choice) for each in self.kernels):
+        if not any(isinstance(each, KernelChoice) for each in self.kernels):
             raise IllegalTile("no kernel fits this target: " + "; ".join(violations[0]), remedy="run on an sm_90a GPU")
         self.streamed = np.array([isinstance(each, Streamed) for each in self.kernels])
-        self.in_parts = np.array([isinstance(each, Choice) and each.tile.parts > 1 for each in self.kernels])
+        self.in_parts = np.array([isinstance(each, KernelChoice) and each.tile.parts > 1 for each in self.kernels])
         self.flexible = np.array([str(each) in FLEXIBLE for each in self.kernels])
         self._arrays = functools.cache(functools.partial(Kernels.of, self.kernels, multiprocessors))
         own = file.fastest if gpu == file.gpu else ()
@@ -364,7 +364,7 @@ class Menu:
         us[first] = corrected
         return us
 
-    def fastest(self, problem: Matmul) -> tuple[Choice | Streamed, float] | None:
+    def fastest(self, problem: Matmul) -> tuple[KernelChoice | Streamed, float] | None:
         """Return the kernel that was measured to be fastest for this very shape, and its microseconds.
 
         Or for its rows rounded up to the eight that kernels take.
@@ -375,12 +375,12 @@ class Menu:
             return None
         return self.built(parse_kernel(self._file.kernels[found.kernel]), problem), found.us
 
-    def built(self, choice: Choice | Streamed, problem: Matmul) -> Choice | Streamed:
+    def built(self, choice: KernelChoice | Streamed, problem: Matmul) -> KernelChoice | Streamed:
         """Return a kernel with the stages that it has for a product."""
-        return with_stages(choice, problem, self._multiprocessors) if isinstance(choice, Choice) else choice
+        return with_stages(choice, problem, self._multiprocessors) if isinstance(choice, KernelChoice) else choice
 
 
-def _violations(choice: Choice | Streamed, target: Target) -> list[str]:
+def _violations(choice: KernelChoice | Streamed, target: Target) -> list[str]:
     if isinstance(choice, Streamed):
         return []
     return choice.tile.violations(target, ITEMSIZE, choice.stages or stages_for(choice, nt=False, shares=False))

@@ -28,7 +28,7 @@ from tensorir_ladder.torch_ops.kept import Chosen, build_kernel
 from tensorir_ladder.torch_ops.launcher import LoadedKernel, load_kernel
 from tensorir_ladder.torch_ops.operands import Form, Operands, arrange, check_bias, is_dense, output_rows
 from tensorir_ladder.torch_ops.problem import Conditions, Setting, UnpaddedOperands
-from tensorir_ladder.torch_ops.product import Product
+from tensorir_ladder.torch_ops.product import CallProduct
 from tensorir_ladder.torch_ops.shifted import Shifting, shifts_rows
 from tensorir_ladder.torch_ops.short_reductions import Unaligned, more_microseconds, reads_as_they_lie
 
@@ -72,7 +72,7 @@ def prepared_for(
     alpha: float,
     out_dtype: torch.dtype | None,
     any_m: bool,
-) -> Product:
+) -> CallProduct:
     """Return the product of such tensors, prepared: what :func:`prepared` makes of their forms."""
     left, right, result, added = (
         None if each is None else (each.shape, each.stride(), each.dtype, each.get_device())
@@ -91,7 +91,7 @@ def prepared(
     activation: str | None,
     alpha: float,
     any_m: bool,
-) -> Product:
+) -> CallProduct:
     """Make the product of tensors of such forms, ready to run: all but their addresses is checked here.
 
     Each call checks these, and that the GPU is the current one.
@@ -115,7 +115,7 @@ def prepared(
     kernel = _loaded(choice, problem, setting, device)
     free = choice.at_any_element(problem) if isinstance(choice, Unaligned | Shifting) else ""
     copying = functools.partial(_loaded, Copying(), None, Setting(machine), device)
-    return Product(kernel, operands, result, dtype, copying, free)
+    return CallProduct(kernel, operands, result, dtype, copying, free)
 
 
 def choose_for(

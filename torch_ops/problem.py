@@ -95,7 +95,7 @@ class StepKernel:
 
 
 @dataclass(frozen=True)
-class Choice:
+class KernelChoice:
     """A step's kernel with a tile and stages."""
 
     PIPELINE: ClassVar[str] = TIR_PIPELINE

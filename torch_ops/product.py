@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Product:
+class CallProduct:
     """A product of tensors of one form: ``product(a, b, out, bias)`` runs it in the current stream, returns the output.
 
     ``at_any_element``: what the kernel reads and writes may begin at any element, "A", "B" and "C" of them.

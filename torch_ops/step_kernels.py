@@ -34,7 +34,7 @@ from tensorir_ladder.kernels.tiles import (
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.few_rows import Streamed
-from tensorir_ladder.torch_ops.problem import Choice, Setting, StepKernel
+from tensorir_ladder.torch_ops.problem import KernelChoice, Setting, StepKernel
 
 # Clusters lie within groups of 18 multiprocessors; of an H200's 132, these are the blocks that found room at once.
 GROUP, GROUP_OF, SHORT_GROUP = 16, 18, 8
@@ -94,7 +94,7 @@ PERSISTENT = {
 }
 
 
-def parse_kernel(name: str) -> Choice | Streamed:
+def parse_kernel(name: str) -> KernelChoice | Streamed:
     """Read a kernel's name in a file; its stages are 0 where :func:`stages_for` finds them.
 
     Raises ValueError for a name that is none, IllegalTile for a malformed tile.
@@ -103,25 +103,25 @@ def parse_kernel(name: str) -> Choice | Streamed:
         return Streamed()
     word, _, tile = name.partition(" ")
     if word in BY_WORD:
-        return Choice(BY_WORD[word], BY_WORD[word].family.parse(tile), 0)
+        return KernelChoice(BY_WORD[word], BY_WORD[word].family.parse(tile), 0)
     match = _NAME.fullmatch(name)
     if not match or match[5] not in (None, PAIRS) or (match[1] == "13") != bool(match[4]):
         raise ValueError(f"{name!r} names no kernel")
     kernel = PERSISTENT[2 if match[5] else 1, match[4] == "last wave cut"] if match[4] else KERNELS[12]
     family = ClusterTile if match[2].count("/") > 1 else RoleTile
-    return Choice(kernel, family.parse(match[2]), int(match[3]))
+    return KernelChoice(kernel, family.parse(match[2]), int(match[3]))
 
 
-def name_kernel(choice: Choice | Streamed) -> str:
+def name_kernel(choice: KernelChoice | Streamed) -> str:
     """Return a kernel's name in a file; see :func:`parse_kernel`."""
-    if isinstance(choice, Choice):
+    if isinstance(choice, KernelChoice):
         for word, kernel in BY_WORD.items():
             if choice.kernel is kernel:
                 return f"{word} {choice.tile}"
     return str(choice)
 
 
-def stages_for(choice: Choice, nt: bool, shares: bool) -> int:
+def stages_for(choice: KernelChoice, nt: bool, shares: bool) -> int:
     """Return the stages of a kernel of one tile a block, 0 where there is no room.
 
     ``nt``: B is stored [n, k]; ``shares``: several blocks of it share a multiprocessor.
@@ -140,7 +140,7 @@ def blocks_at_once(cluster: int, multiprocessors: int) -> int:
     return clusters * cluster if cluster > 2 else multiprocessors
 
 
-def with_stages(choice: Choice, problem: Matmul, multiprocessors: int) -> Choice:
+def with_stages(choice: KernelChoice, problem: Matmul, multiprocessors: int) -> KernelChoice:
     """Return a named kernel as it is built for a product."""
     if choice.stages:
         return choice

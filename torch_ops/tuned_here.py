@@ -25,7 +25,7 @@ from tensorir_ladder.kernels.tiles import HopperTile
 from tensorir_ladder.schedules.cost import assumed_machine
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.launcher import TIR_PIPELINE
-from tensorir_ladder.torch_ops.problem import Choice, Setting
+from tensorir_ladder.torch_ops.problem import KernelChoice, Setting
 from tensorir_ladder.torch_ops.step_kernels import KERNELS
 
 FOLDER, FILE = "LADDER_TUNED", "choices.jsonl"
@@ -52,14 +52,14 @@ class Tuned(msgspec.Struct, forbid_unknown_fields=True):
             raise ValueError(f"step {self.step} takes no tile of exchanged operands by such a line, as {self.tile} is")
 
     @property
-    def choice(self) -> Choice:
+    def choice(self) -> KernelChoice:
         """The kernel, tile and stages."""
         kernel = KERNELS[self.step]
-        return Choice(kernel, kernel.family.parse(self.tile), self.stages)
+        return KernelChoice(kernel, kernel.family.parse(self.tile), self.stages)
 
 
 @functools.cache
-def tuned(gpu: str) -> dict[tuple[int, int, int, str, str], Choice]:
+def tuned(gpu: str) -> dict[tuple[int, int, int, str, str], KernelChoice]:
     """Read what we found by ``ladder tune`` on a GPU, by m, n, k, dtype and layout."""
     wanted = gpu.lower().replace(" ", "-")
     lines = [line for path in TUNED.glob("*.json") if path.stem == wanted for line in read(path, list[Tuned])]
@@ -80,7 +80,7 @@ class Found(Tuned, forbid_unknown_fields=True):
         return Matmul(self.m, self.n, self.k, self.dtype, self.layout)
 
 
-def kernel_digest(choice: Choice, problem: Matmul, multiprocessors: int) -> str:
+def kernel_digest(choice: KernelChoice, problem: Matmul, multiprocessors: int) -> str:
     """Digest the CUDA text of a choice for a product, plain, on a GPU of so many multiprocessors."""
     machine = assumed_machine(Target({"kind": "cuda", "arch": HopperTile.ARCH}))
     setting = Setting(replace(machine, multiprocessors=multiprocessors))
@@ -100,7 +100,7 @@ def keep(folder: Path, found: Found) -> None:
 
 
 @functools.cache
-def tuned_here(problem: Matmul, gpu: str, multiprocessors: int) -> Choice | None:
+def tuned_here(problem: Matmul, gpu: str, multiprocessors: int) -> KernelChoice | None:
     """Return what was found to be the fastest for a product on a GPU, and still holds; None where nothing was."""
     folder = os.environ.get(FOLDER)
     lines = _lines(Path(folder, FILE)) if folder else ()

@@ -38,7 +38,7 @@ SHAPE = re.compile(r"(\d+)x(\d+)x(\d+)")
 LIMIT_S = 600.0  # for one kernel
 
 
-class NotBuilt(RuntimeError):
+class NothingBuilt(RuntimeError):
     """A kernel that could not be built, or could not be kept."""
 
 
@@ -139,7 +139,7 @@ def run(options: argparse.Namespace, _command: str) -> int:
 def build_ahead(wanted: Sequence[Ahead], jobs: int) -> None:
     """Build kernels in processes side by side; those that are kept already are left.
 
-    Raises UsageError where nothing can be kept, NotBuilt with the first kernel that was not; NoCompiler.
+    Raises UsageError where nothing can be kept, NothingBuilt with the first kernel that was not; NoCompiler.
     """
     compiler = toolchain.require_compiler()
     if None in (KERNELS.cache.folder(), SCHEDULES.cache.folder()):
@@ -151,9 +151,9 @@ def build_ahead(wanted: Sequence[Ahead], jobs: int) -> None:
     with progress() as bar, closing(each_in_a_process(_build, waiting, jobs, LIMIT_S)) as built:
         for one, result in bar.track(built, len(wanted), len(wanted) - len(waiting), description="building"):
             if isinstance(result, Lost):
-                raise NotBuilt(f"{one}: {result.reason}; what was built before it is kept")
+                raise NothingBuilt(f"{one}: {result.reason}; what was built before it is kept")
             if not one.is_kept(compiler):
-                raise NotBuilt(f"{one} was built and is not kept: {cache_folder()} takes no file; free space there")
+                raise NothingBuilt(f"{one} was built and is not kept: {cache_folder()} takes no file; free space there")
 
 
 def read_shapes(path: Path) -> list[Matmul]:

@@ -35,7 +35,7 @@ from tensorir_ladder.harness.calibration import (
 from tensorir_ladder.harness.call_menus import (
     LIKELIEST,
     CallMenus,
-    Candidate,
+    MenuCandidate,
     call_menus_bytes,
     call_menus_path,
     candidates,
@@ -176,7 +176,7 @@ def _call(machine: GpuSpec, results: Path, origin: str, asked: list[Matmul], opt
     products = asked or [each for each in draw_products(options.seed, options.count) if each not in known]
     menu, compiler = menu_files.menu_of(str(gpu.target), gpu.name, gpu.multiprocessors), toolchain.require_compiler()
 
-    def timed(taken: list[Candidate]) -> str:
+    def timed(taken: list[MenuCandidate]) -> str:
         times, cublas_us = time_menu(taken, execution.GpuBackend(), compiler)
         menus = read_call_menus(path) if path.exists() else empty
         menus = msgspec.structs.replace(menus, origin=_joined(menus.origin, origin))
@@ -186,7 +186,7 @@ def _call(machine: GpuSpec, results: Path, origin: str, asked: list[Matmul], opt
             f"{taken[0].problem.shape} {taken[0].problem.layout}: {us:.2f} us, {cublas_us / us:.3f} of cuBLAS, {name}"
         )
 
-    def likely(problem: Matmul) -> list[Candidate]:
+    def likely(problem: Matmul) -> list[MenuCandidate]:
         return candidates(problem, menu, gpu, options.kernels)
 
     return _Part(CALL, products, likely, lambda each: each, timed)

@@ -23,7 +23,7 @@ OWN = "tensorir-ladder"
 PINNED = re.compile(r"([\w-]+)==([\w.]+)$")
 
 
-class Finding(NamedTuple):
+class Diagnosis(NamedTuple):
     """A part of this machine: what was found of it, what it is for, and the remedy where it is missing."""
 
     part: str
@@ -54,61 +54,61 @@ def run(_options: argparse.Namespace, _command: str) -> int:
     return BAD_INPUT if any(finding.remedy for finding in base) else 0
 
 
-def _pinned() -> list[Finding]:
+def _pinned() -> list[Diagnosis]:
     """Compare Python and the packages that are pinned with what is installed."""
-    found = [Finding("Python", f"{platform.python_version()}, {platform.machine()}", "everything")]
+    found = [Diagnosis("Python", f"{platform.python_version()}, {platform.machine()}", "everything")]
     for name, pin in (match.groups() for match in map(PINNED.match, requires(OWN) or []) if match):
         try:
             installed = version(name)
         except PackageNotFoundError:
             installed = "nothing"
         remedy = "" if installed == pin else f".venv/bin/python -m pip install {name}=={pin}"
-        found.append(Finding(name, installed, f"everything, in {pin}", remedy))
+        found.append(Diagnosis(name, installed, f"everything, in {pin}", remedy))
     return found
 
 
-def _host_compiler() -> Finding:
+def _host_compiler() -> Diagnosis:
     path = emulator.find_host_compiler()
-    return Finding("C++ compiler", path or "none", "the emulator: --on emulator", "" if path else "install g++")
+    return Diagnosis("C++ compiler", path or "none", "the emulator: --on emulator", "" if path else "install g++")
 
 
-def _compiler() -> Finding:
+def _compiler() -> Diagnosis:
     compiler, needed = toolchain.find_compiler(), "compile, depth, registers and occupancy; every GPU run"
     if compiler is None:
-        return Finding("CUDA compiler", "none", needed, toolchain.INSTALL_HINT)
+        return Diagnosis("CUDA compiler", "none", needed, toolchain.INSTALL_HINT)
     try:
-        return Finding("CUDA compiler", f"nvcc {compiler.version} ({compiler.origin})", needed)
+        return Diagnosis("CUDA compiler", f"nvcc {compiler.version} ({compiler.origin})", needed)
     except toolchain.NoCompiler as broken:
-        return Finding("CUDA compiler", str(compiler.nvcc), needed, str(broken))
+        return Diagnosis("CUDA compiler", str(compiler.nvcc), needed, str(broken))
 
 
-def _program(name: str, needed: str, remedy: str) -> Finding:
+def _program(name: str, needed: str, remedy: str) -> Diagnosis:
     place = toolchain.find_tool(name)
     wheels = place and any(place.is_relative_to(folder) for folder in toolchain.wheel_folders())
-    return Finding(name, "in pip wheels" if wheels else str(place or "none"), needed, "" if place else remedy)
+    return Diagnosis(name, "in pip wheels" if wheels else str(place or "none"), needed, "" if place else remedy)
 
 
-def _torch() -> Finding:
+def _torch() -> Diagnosis:
     try:
         found = version("torch")
     except PackageNotFoundError:
         remedy = ".venv/bin/python -m pip install -e '.[gpu]'"
-        return Finding("torch", "none", "every GPU run; kernels.matmul", remedy)
-    return Finding("torch", found, "every GPU run; kernels.matmul")
+        return Diagnosis("torch", "none", "every GPU run; kernels.matmul", remedy)
+    return Diagnosis("torch", found, "every GPU run; kernels.matmul")
 
 
-def _gpu() -> Finding:
+def _gpu() -> Diagnosis:
     needed = "run's speeds, sweep, tune, counters, timeline"
     if why := execution.why_none():
-        return Finding("GPU", "none that torch can use", needed, why.partition(";")[2].strip())
+        return Diagnosis("GPU", "none that torch can use", needed, why.partition(";")[2].strip())
     machine = execution.gpu_machine()
     measured = rates_of(machine.arch, machine.gpu) is not None
     found = f"{machine.gpu}, {machine.arch}, {machine.multiprocessors} multiprocessors"
-    return Finding("GPU", found, needed, "" if measured else as_typed("no rates for predictions: ladder microbench"))
+    return Diagnosis("GPU", found, needed, "" if measured else as_typed("no rates for predictions: ladder microbench"))
 
 
-def _cache() -> Finding:
+def _cache() -> Diagnosis:
     try:
-        return Finding("build cache", str(cache_folder()), "not building twice")
+        return Diagnosis("build cache", str(cache_folder()), "not building twice")
     except RuntimeError as homeless:
-        return Finding("build cache", "none", "not building twice", f"{homeless}; set XDG_CACHE_HOME")
+        return Diagnosis("build cache", "none", "not building twice", f"{homeless}; set XDG_CACHE_HOME")

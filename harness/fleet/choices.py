@@ -8,12 +8,12 @@ from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.records import TunedConfig
 from tensorir_ladder.harness.records.writing import cannot_write
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.torch_ops.problem import Choice
+from tensorir_ladder.torch_ops.problem import KernelChoice
 from tensorir_ladder.torch_ops.step_kernels import KERNELS
 from tensorir_ladder.torch_ops.tuned_here import FILE, Found, keep
 
 
-def chosen_of(case: Case, tuned: TunedConfig) -> tuple[Choice, Matmul, int] | None:
+def chosen_of(case: Case, tuned: TunedConfig) -> tuple[KernelChoice, Matmul, int] | None:
     """Return what products of torch tensors would take, for what product, on how many multiprocessors.
 
     None for a step that they do not choose from, another output than the operands' dtype, and what no GPU measured.
@@ -22,7 +22,7 @@ def chosen_of(case: Case, tuned: TunedConfig) -> tuple[Choice, Matmul, int] | No
     if tuned.step not in KERNELS or tuned.out_dtype != tuned.dtype or not multiprocessors:
         return None
     tile = case.step.tiles.kind.parse(tuned.winner.tile)
-    return Choice(KERNELS[tuned.step], tile, tuned.winner.stages), case.problem, multiprocessors
+    return KernelChoice(KERNELS[tuned.step], tile, tuned.winner.stages), case.problem, multiprocessors
 
 
 def keep_choice(folder: Path, tuned: TunedConfig, digest: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensorir_ladder.harness.fleet.building import NotBuilt
 from tensorir_ladder.harness.fleet.errors import require_rpc
-from tensorir_ladder.harness.fleet.processes import Process, ProcessLost, Source
+from tensorir_ladder.harness.fleet.processes import BuildSource, Process, ProcessLost
 
 if TYPE_CHECKING:
     from typing import Self
@@ -27,9 +27,9 @@ class Crew:
     They are copies of ``source``, or of one of its own. Leaving the ``with`` block, or :meth:`close`, ends them all.
     """
 
-    def __init__(self, jobs: int, askers: int = 0, source: Source | None = None) -> None:
+    def __init__(self, jobs: int, askers: int = 0, source: BuildSource | None = None) -> None:
         require_rpc()
-        self._own_source = None if source else Source()
+        self._own_source = None if source else BuildSource()
         self.source = source or self._own_source
         self.lost, self._closed = 0, False
         self._work: PriorityQueue[tuple[float, int, Future, Callable[..., Any], tuple]] = PriorityQueue()

@@ -1,9 +1,9 @@
 """Processes of a fleet: each leads a group of its own, which ends with it, and with the process that started it.
 
 A server is an interpreter of its own, whose environment is there before it imports anything. All others are copies of
-one process, the :class:`Source`, which has imported TVM for all of them, without torch: Linux shares its memory, a copy
-is there in milliseconds, and many do not import at once. That is sound as TVM's own server is, which forks sessions:
-what is imported starts no threads (:mod:`.shared_imports`), and touches no GPU.
+one process, the :class:`BuildSource`, which has imported TVM for all of them, without torch: Linux shares its memory,
+a copy is there in milliseconds, and many do not import at once. That is sound as TVM's own server is, which forks
+sessions: what is imported starts no threads (:mod:`.shared_imports`), and touches no GPU.
 
 Nothing here imports TVM: the command line starts processes before it does so itself.
 """
@@ -50,7 +50,7 @@ def end_group(leader: int) -> None:
             os.killpg(leader, signal.SIGKILL)
 
 
-class Source:
+class BuildSource:
     """A process that has imported ``modules``, and is copied where another is wanted; it is started again if it ends.
 
     It starts with :meth:`start`, or when it is first asked.
@@ -149,7 +149,7 @@ class Process:
         environment: Mapping[str, str] | None = None,
         quiet: bool = False,
         behind: bool = False,
-        source: Source | None = None,
+        source: BuildSource | None = None,
         modules: Sequence[str] = (),
     ) -> None:
         self._environment, self._behind = dict(environment or {}), behind

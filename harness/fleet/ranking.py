@@ -17,7 +17,7 @@ from tensorir_ladder.schedules.tiles import ThreadTile, WarpgroupTile, WarpTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.registry import find_steps
 from tensorir_ladder.torch_ops.menu import ITEMSIZE, Kernels, Sizes, microseconds, read_menu
-from tensorir_ladder.torch_ops.problem import Choice
+from tensorir_ladder.torch_ops.problem import KernelChoice
 from tensorir_ladder.torch_ops.step_kernels import KERNELS
 
 # Of one tile, a model hardly tells stage counts and variants apart. So the next of a tile is asked for when as many
@@ -57,13 +57,13 @@ def _microseconds(legal: Sequence[Case]) -> list[float]:
     ).tolist()
 
 
-def _as_chosen(case: Case) -> Choice:
+def _as_chosen(case: Case) -> KernelChoice:
     """Return a case's kernel as the formula has it: with its clusters, and whether its last wave is cut."""
     kernel, tile = KERNELS[case.step.number], case.tile
     if kernel.stays:
         kernel = replace(kernel, blocks=cluster_blocks(case.problem, tile, straddles_lines(case.problem)))
         kernel = replace(kernel, cuts=kernel.takes(case.problem, tile, case.machine.for_choices()))
-    return Choice(kernel, tile, max(2, case.stages_built))  # with one stage nothing is on its way
+    return KernelChoice(kernel, tile, max(2, case.stages_built))  # with one stage nothing is on its way
 
 
 def ranked_by_model(legal: Sequence[Case]) -> list[Case]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pynvml
 
-from tensorir_ladder.harness.fleet.processes import Process, Source, missing_packages
+from tensorir_ladder.harness.fleet.processes import BuildSource, Process, missing_packages
 from tensorir_ladder.harness.fleet.working import TORCH
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Parts:
     def __init__(self, place: str, devices: Sequence[str] = ()) -> None:
         own = "CUDA_VISIBLE_DEVICES" if place == "gpu" else "LADDER_DEVICE"  # RPC's device 0 is its own GPU
         modules = (TORCH, SERVING) if place == "gpu" else (SERVING,)
-        self.source = Source()
+        self.source = BuildSource()
         self.servers = {name: Process({own: name, **UNTOUCHED}, quiet=True, modules=modules) for name in devices}
 
     def __enter__(self) -> Self:

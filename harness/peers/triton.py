@@ -71,7 +71,7 @@ HALF_SHORTLIST = (
 
 
 @dataclass(frozen=True)
-class Call:
+class TritonCall:
     """One launch of a kernel: its programs, its arguments in order, and its constants and options by name."""
 
     programs: int
@@ -107,11 +107,11 @@ class BlockConfig:
         block = {"block_m": self.block_m, "block_n": self.block_n, "block_k": self.block_k}
         return block | {"band_height": BAND_HEIGHT, "num_warps": self.warps, "num_stages": self.stages}
 
-    def call(self, problem: Matmul, operands: tuple[Any, Any, Any]) -> Call:
+    def call(self, problem: Matmul, operands: tuple[Any, Any, Any]) -> TritonCall:
         """Describe one launch: ``operands``, then sizes and strides in elements."""
         b_steps = (problem.n, 1) if problem.layout == "nn" else (1, problem.k)
         arguments = (*operands, problem.m, problem.n, problem.k, problem.k, 1, *b_steps, problem.n, 1)
-        return Call(self.programs(problem), arguments, self.constants | {"whole": self.divides(problem)})
+        return TritonCall(self.programs(problem), arguments, self.constants | {"whole": self.divides(problem)})
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 from tensorir_ladder.harness.cublas import Arena
 from tensorir_ladder.harness.machines import GpuSpec
 from tensorir_ladder.harness.peers.entrant import Entrant, PeerFailed, PeerKind
-from tensorir_ladder.harness.peers.triton import BlockConfig, Call, launch, load_kernel, tune
+from tensorir_ladder.harness.peers.triton import BlockConfig, TritonCall, launch, load_kernel, tune
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.workloads import Matmul
 
@@ -55,13 +55,13 @@ class TmaConfig(BlockConfig):
         more = ", stored in halves" if self.parts == 2 else ""
         return super().__str__() + more + (", warp specialized" if self.specialized else "")
 
-    def call(self, problem: Matmul, operands: tuple[Any, Any, Any]) -> Call:
+    def call(self, problem: Matmul, operands: tuple[Any, Any, Any]) -> TritonCall:
         """Describe one launch on ``operands`` and their sizes."""
         programs = min(self.most_programs, self.programs(problem))
         constants = self.constants | {"programs": programs, "transposed": problem.layout == "nt"}
         constants |= {"parts": self.parts, "specialized": self.specialized}
         given = operands if self.specialized else self._described(problem, operands)
-        return Call(programs, (*given, problem.m, problem.n, problem.k), constants)
+        return TritonCall(programs, (*given, problem.m, problem.n, problem.k), constants)
 
     def _described(self, problem: Matmul, operands: tuple[Any, Any, Any]) -> tuple[Any, ...]:
         from triton.tools.tensor_descriptor import TensorDescriptor

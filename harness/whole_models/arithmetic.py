@@ -24,7 +24,7 @@ Weights = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Convolution:
+class ConvolutionSizes:
     """A convolution of a square picture, its padding half its window, so that a stride of 1 keeps the size."""
 
     size: int
@@ -164,7 +164,7 @@ class Arithmetic:
             made.value[:, number], made.variance[:, number] = mixed.value, mixed.variance
         return made.reshape(tokens, heads * head)
 
-    def convolved(self, x: Known, weight: Any, conv: Convolution) -> Known:
+    def convolved(self, x: Known, weight: Any, conv: ConvolutionSizes) -> Known:
         """Convolve pictures [batch, height, width, channels] with a weight [height, width, in, out]."""
         wide, zero = self.backend.float64(weight), 0.0
         x = self.padded(x, conv.padding, zero)

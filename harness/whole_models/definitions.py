@@ -15,7 +15,7 @@ from tvm import relax, te, tirx
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import op
 
-from tensorir_ladder.harness.whole_models.arithmetic import DTYPE, MASKED, Convolution
+from tensorir_ladder.harness.whole_models.arithmetic import DTYPE, MASKED, ConvolutionSizes
 from tensorir_ladder.harness.whole_models.functions import OneOperation, operations
 from tensorir_ladder.schedules.errors import IllegalWorkload
 
@@ -122,7 +122,7 @@ class OneLinear(nn.Module):
 class OneConvolution(nn.Module):
     """Make one convolution's output of ``x`` [batch, height, width, channels]."""
 
-    def __init__(self, conv: Convolution) -> None:
+    def __init__(self, conv: ConvolutionSizes) -> None:
         self.conv = conv
         self.weight = nn.Parameter((conv.window, conv.window, conv.channels_in, conv.channels_out), dtype=DTYPE)
 
@@ -134,7 +134,7 @@ class OneConvolution(nn.Module):
 class FoldedConvolution(nn.Module):
     """Convolve, then scale and shift each channel, which is what inference leaves of a batch norm."""
 
-    def __init__(self, conv: Convolution) -> None:
+    def __init__(self, conv: ConvolutionSizes) -> None:
         self.conv = conv
         self.weight = nn.Parameter((conv.window, conv.window, conv.channels_in, conv.channels_out), dtype=DTYPE)
         self.scale = nn.Parameter((conv.channels_out,), dtype=DTYPE)
@@ -155,9 +155,9 @@ class ResNetSize:
     classes: int = 1000
 
     @property
-    def stem(self) -> Convolution:
+    def stem(self) -> ConvolutionSizes:
         """The first convolution; a pooling follows it."""
-        return Convolution(self.pixels, 3, self.width, 7, 2)
+        return ConvolutionSizes(self.pixels, 3, self.width, 7, 2)
 
     @property
     def bottlenecks(self) -> tuple[Bottleneck, ...]:
@@ -170,7 +170,7 @@ class ResNetSize:
         return tuple(found)
 
     @property
-    def convolutions(self) -> tuple[Convolution, ...]:
+    def convolutions(self) -> tuple[ConvolutionSizes, ...]:
         """All convolutions, in their order."""
         blocks = [each for block in self.bottlenecks for each in (*block.convolutions, block.beside) if each]
         return (self.stem, *blocks)
@@ -191,20 +191,20 @@ class Bottleneck:
         return 4 * self.width
 
     @property
-    def convolutions(self) -> tuple[Convolution, ...]:
+    def convolutions(self) -> tuple[ConvolutionSizes, ...]:
         """The three in turn."""
         return (
-            Convolution(self.size, self.channels_in, self.width, 1),
-            Convolution(self.size, self.width, self.width, 3, self.stride),
-            Convolution(self.size // self.stride, self.width, self.channels_out, 1),
+            ConvolutionSizes(self.size, self.channels_in, self.width, 1),
+            ConvolutionSizes(self.size, self.width, self.width, 3, self.stride),
+            ConvolutionSizes(self.size // self.stride, self.width, self.channels_out, 1),
         )
 
     @property
-    def beside(self) -> Convolution | None:
+    def beside(self) -> ConvolutionSizes | None:
         """The input's own, where its extents are not the output's."""
         if self.stride == 1 and self.channels_in == self.channels_out:
             return None
-        return Convolution(self.size, self.channels_in, self.channels_out, 1, self.stride)
+        return ConvolutionSizes(self.size, self.channels_in, self.channels_out, 1, self.stride)
 
 
 class ResidualBlock(nn.Module):
@@ -272,7 +272,7 @@ def _rope(x: te.Tensor, cos: te.Tensor, sin: te.Tensor) -> te.Tensor:
     return te.compute(x.shape, turned, name="rope")
 
 
-def _convolve(x: nn.Tensor, weight: nn.Tensor, conv: Convolution) -> nn.Tensor:
+def _convolve(x: nn.Tensor, weight: nn.Tensor, conv: ConvolutionSizes) -> nn.Tensor:
     layouts = {"data_layout": "NHWC", "kernel_layout": "HWIO"}
     strides, padding = (conv.stride, conv.stride), (conv.padding, conv.padding)
     return _relax(relax.op.nn.conv2d, x, weight, strides, padding, **layouts, name="conv2d")
@@ -336,7 +336,7 @@ def _transformer_flops(size: Transformer, rows: int, tokens: int, gated: bool) -
     return _linear_flops(shapes, rows) + 4 * rows * tokens * wide
 
 
-def _convolution_flops(convolutions: Iterable[Convolution], batch: int) -> int:
+def _convolution_flops(convolutions: Iterable[ConvolutionSizes], batch: int) -> int:
     return sum(
         2 * batch * (conv.size // conv.stride) ** 2 * conv.channels_out * conv.window**2 * conv.channels_in
         for conv in convolutions

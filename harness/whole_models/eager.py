@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tensorir_ladder.harness.whole_models.arithmetic import Convolution
+from tensorir_ladder.harness.whole_models.arithmetic import ConvolutionSizes
 from tensorir_ladder.harness.whole_models.definitions import Model, ResNetSize, Transformer
 from tensorir_ladder.harness.whole_models.functions import Operation
 
@@ -92,7 +92,7 @@ def _vit(torch: Any, size: Transformer, x: Any, w: Weights, attend: bool) -> Any
 def _resnet(torch: Any, size: ResNetSize, x: Any, w: Weights, _attend: bool) -> Any:
     functional = torch.nn.functional
 
-    def folded(x: Any, name: str, conv: Convolution) -> Any:
+    def folded(x: Any, name: str, conv: ConvolutionSizes) -> Any:
         made = functional.conv2d(x, w[f"{name}.weight"], None, conv.stride, conv.padding)
         scale, shift = (w[f"{name}.{part}"][:, None, None] for part in ("scale", "shift"))
         return torch.addcmul(shift, made, scale)
@@ -117,7 +117,7 @@ def _linear(torch: Any, _size: Any, x: Any, w: Weights, _attend: bool) -> Any:
     return torch.nn.functional.linear(x, w["linear.weight"])
 
 
-def _conv(torch: Any, size: Convolution, x: Any, w: Weights, _attend: bool) -> Any:
+def _conv(torch: Any, size: ConvolutionSizes, x: Any, w: Weights, _attend: bool) -> Any:
     made = torch.nn.functional.conv2d(x.permute(0, 3, 1, 2), w["weight"], None, size.stride, size.padding)
     return made.permute(0, 2, 3, 1)
 

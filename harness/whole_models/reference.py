@@ -17,7 +17,7 @@ from tensorir_ladder.harness.whole_models.arithmetic import (
     DTYPE,
     SIGMAS,
     Arithmetic,
-    Convolution,
+    ConvolutionSizes,
     Known,
     Weights,
 )
@@ -83,7 +83,7 @@ def _vit(a: Arithmetic, size: Transformer, x: Known, w: Weights) -> Known:
 
 
 def _resnet(a: Arithmetic, size: ResNetSize, x: Known, w: Weights) -> Known:
-    def folded(x: Known, name: str, conv: Convolution) -> Known:
+    def folded(x: Known, name: str, conv: ConvolutionSizes) -> Known:
         made = a.convolved(x, w[f"{name}.weight"], conv)
         scaled = a.stored(made.scaled(a.backend.float64(w[f"{name}.scale"])))
         return a.added(scaled, a.exact(w[f"{name}.shift"]))
@@ -107,7 +107,7 @@ def _linear(a: Arithmetic, _size: Any, x: Known, w: Weights) -> Known:
     return a.linear(x, w["linear.weight"])
 
 
-def _conv(a: Arithmetic, size: Convolution, x: Known, w: Weights) -> Known:
+def _conv(a: Arithmetic, size: ConvolutionSizes, x: Known, w: Weights) -> Known:
     return a.convolved(x, w["weight"], size)
 
 

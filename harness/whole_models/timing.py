@@ -69,7 +69,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Operands:
+class ModelOperands:
     """One set: the input, the parameters in their order, these as torch wants them, and the set's number."""
 
     x: Any
@@ -91,14 +91,16 @@ class ModelCourse(Racecourse):
         require_room(backend.torch, 3 * number * self.set_bytes)
         self.names = tuple(shapes)
 
-        def drawn(number: int) -> Operands:
+        def drawn(number: int) -> ModelOperands:
             weights = draw_weights(shapes, backend, seed + number + 1000)
             stored = eager.stored(model, weights)
             if model.kind == "linear":
                 # Half is read and half written, in whole pages: other sizes are copied at two thirds of the speed.
                 floats = (-(-self.bytes_moved(value * model.size[0]) // (2 * PAGE)) * PAGE // 4,)
                 stored[COPY] = tuple(backend.poisoned(floats, "float32", 0.0) for _ in range(2))
-            return Operands(backend.normal(seed + number, self.shape, DTYPE), tuple(weights.values()), stored, number)
+            return ModelOperands(
+                backend.normal(seed + number, self.shape, DTYPE), tuple(weights.values()), stored, number
+            )
 
         super().__init__(backend, [(drawn(each),) for each in range(number)], self.set_bytes)
 
@@ -128,7 +130,7 @@ class TorchForms:
         failed: list[Peer] = []
         for name, form in self.forms.items():
 
-            def launch(operands: Operands, form: Callable[..., Any] = form) -> Any:
+            def launch(operands: ModelOperands, form: Callable[..., Any] = form) -> Any:
                 with self.torch.no_grad():
                     return form(operands.x, operands.stored)
 
@@ -144,7 +146,7 @@ class TorchForms:
         return found, failed
 
 
-def _into(launch: Callable[[Operands], Any], operands: Operands, *given: Any) -> None:
+def _into(launch: Callable[[ModelOperands], Any], operands: ModelOperands, *given: Any) -> None:
     # The trial's operands are the set's own.
     output = given[-1]
     output[...] = launch(operands).reshape(output.shape)
@@ -225,11 +227,11 @@ def _check_running(
     ]
 
 
-def _run(running: Running, operands: Operands) -> None:
+def _run(running: Running, operands: ModelOperands) -> None:
     running(operands.x, *operands.weights)
 
 
-def _again(calls: list[list[Call]], operands: Operands) -> None:
+def _again(calls: list[list[Call]], operands: ModelOperands) -> None:
     for call in calls[operands.number]:
         call()
 

@@ -25,7 +25,7 @@ BAD = ("wrong", "failed", "lost")
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnRuns:
     """Describe what a command draws: its name, how a process runs some, how many at once, and how one is drawn.
 
     ``draw(seed, number)`` has features and a text. Its record is of a ``kind``, with fields that all kinds have, and
@@ -43,7 +43,7 @@ class Drawn:
     good: tuple[str, ...]
 
 
-def add_draw_options(parser: argparse.ArgumentParser, drawn: Drawn, usual: int) -> None:
+def add_draw_options(parser: argparse.ArgumentParser, drawn: DrawnRuns, usual: int) -> None:
     """Add how many are drawn, from which seed, and where the record goes."""
     what = drawn.command
     parser.add_argument("--runs", type=int, default=usual, help=f"{what} that are drawn ({usual})")
@@ -65,7 +65,7 @@ def check_draw_options(options: argparse.Namespace) -> None:
 
 
 def run_drawn(
-    drawn: Drawn, options: argparse.Namespace, record_of: Callable[[list[Outcome]], Any], emulate: int = 0
+    drawn: DrawnRuns, options: argparse.Namespace, record_of: Callable[[list[Outcome]], Any], emulate: int = 0
 ) -> Any:
     """Run all that is drawn and not done yet; append the record of it where one is asked for, and return it."""
     numbers = range(options.runs)
@@ -89,7 +89,7 @@ def run_drawn(
     return record
 
 
-def run_and_record(drawn: Drawn, options: argparse.Namespace, command: str, emulate: int = 0) -> Any:
+def run_and_record(drawn: DrawnRuns, options: argparse.Namespace, command: str, emulate: int = 0) -> Any:
     """Run all that is drawn, return the record of it, and print what is bad in it, each with what repeats it.
 
     What is run alone is printed before.
@@ -107,7 +107,7 @@ def run_and_record(drawn: Drawn, options: argparse.Namespace, command: str, emul
 
 
 def record_of(
-    drawn: Drawn, options: argparse.Namespace, command: str, outcomes: Sequence[Outcome], seconds: float
+    drawn: DrawnRuns, options: argparse.Namespace, command: str, outcomes: Sequence[Outcome], seconds: float
 ) -> Any:
     """Make the record of what became of draws."""
     counts = Counter(outcome.what for outcome in outcomes)
@@ -135,7 +135,7 @@ def by_feature(outcomes: Sequence[Outcome]) -> dict[str, dict[str, int]]:
 
 
 def _journal(
-    drawn: Drawn, options: argparse.Namespace, emulate: int
+    drawn: DrawnRuns, options: argparse.Namespace, emulate: int
 ) -> AbstractContextManager[Journal[Outcome] | None]:
     if options.out is None:
         return nullcontext()
@@ -144,7 +144,7 @@ def _journal(
     return Journal(options.out.parent, drawn.command, plan, Outcome)
 
 
-def _outcomes(drawn: Drawn, parts: Sequence[Draws], options: argparse.Namespace) -> Iterator[list[Outcome]]:
+def _outcomes(drawn: DrawnRuns, parts: Sequence[Draws], options: argparse.Namespace) -> Iterator[list[Outcome]]:
     """Yield what became of draws; of those whose process is gone, each again in a process of its own."""
     gone: list[Draws] = []
     with closing(each_in_a_process(drawn.run, parts, options.jobs, options.limit_s)) as results:

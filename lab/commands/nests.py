@@ -12,7 +12,7 @@ from tensorir_ladder.emulator.compiler import require_host_compiler
 from tensorir_ladder.harness.commands import WRONG
 from tensorir_ladder.harness.commands.options import UsageError
 from tensorir_ladder.harness.records.kinds import Nests
-from tensorir_ladder.lab.commands.drawing import Drawn, add_draw_options, check_draw_options, run_and_record
+from tensorir_ladder.lab.commands.drawing import DrawnRuns, add_draw_options, check_draw_options, run_and_record
 from tensorir_ladder.lab.draws import Outcome
 from tensorir_ladder.lab.nests import TOGETHER, draw, run_draws
 
@@ -33,7 +33,7 @@ def _more(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
-DRAWN = Drawn(
+DRAWN = DrawnRuns(
     "nests", run_draws, TOGETHER, draw, Nests, _more, recorded=("command", "nests", "right"), good=("right", "refused")
 )
 

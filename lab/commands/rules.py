@@ -10,7 +10,7 @@ from typing import Any
 from tensorir_ladder.emulator.compiler import require_host_compiler
 from tensorir_ladder.harness.commands import WRONG
 from tensorir_ladder.harness.records.kinds import RuleDraws
-from tensorir_ladder.lab.commands.drawing import Drawn, add_draw_options, check_draw_options, run_and_record
+from tensorir_ladder.lab.commands.drawing import DrawnRuns, add_draw_options, check_draw_options, run_and_record
 from tensorir_ladder.lab.draws import Outcome
 from tensorir_ladder.lab.rule_draws import TOGETHER, draw, run_draws
 
@@ -21,7 +21,7 @@ def _more(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     return {"taken": dict(taken.most_common()), "reasons": dict(reasons.most_common())}
 
 
-DRAWN = Drawn(
+DRAWN = DrawnRuns(
     "rules",
     run_draws,
     TOGETHER,

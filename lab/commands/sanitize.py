@@ -15,7 +15,7 @@ from tensorir_ladder.harness.commands.printing import console, new_table, progre
 from tensorir_ladder.harness.environment import gpu_identity, tree_state
 from tensorir_ladder.harness.records import check_appendable, now
 from tensorir_ladder.kernels.codegen import toolchain
-from tensorir_ladder.lab.sanitizer.agreement import Row, read, row_of, save, tally
+from tensorir_ladder.lab.sanitizer.agreement import AgreementRow, read, row_of, save, tally
 from tensorir_ladder.lab.sanitizer.judgement import AGREE, CANNOT_SEE, DISAGREE
 from tensorir_ladder.lab.sanitizer.preparation import prepare, prepared_kernels, subject_names
 from tensorir_ladder.lab.sanitizer.tools import ALONE, TOOLS, look_at_all, require_sanitizer, version
@@ -54,7 +54,7 @@ def _prepare(options: argparse.Namespace) -> int:
     return 0
 
 
-def _look(options: argparse.Namespace, command: str) -> list[Row]:
+def _look(options: argparse.Namespace, command: str) -> list[AgreementRow]:
     if options.out:
         check_appendable(options.out, ("command", "kernels", "sanitizer"))
     kernels = prepared_kernels(options.work)
@@ -72,7 +72,7 @@ def _look(options: argparse.Namespace, command: str) -> list[Row]:
     return rows
 
 
-def _print(rows: list[Row]) -> None:
+def _print(rows: list[AgreementRow]) -> None:
     verdicts = (AGREE, CANNOT_SEE, DISAGREE)
     table = new_table("Emulator and compute-sanitizer", ("the emulator finds", *verdicts), texts={"the emulator finds"})
     for kind, counts in sorted(tally(rows).items()):

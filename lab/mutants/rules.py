@@ -28,7 +28,7 @@ class Edit(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rule:
+class MutationRule:
     """A kind of change: its name, a clause that says it, and the edits that make it."""
 
     name: str
@@ -70,7 +70,7 @@ def _off_by(number: str, behind: str = "", step: int = 1) -> tuple[str, str]:
 
 _FURTHER = (r"\g<1>1 + ", r"\g<1>8 + ")  # an element; 16 bytes of halves, which stay aligned
 RULES = (
-    Rule(
+    MutationRule(
         "barrier dropped",
         "a barrier of a block, a warpgroup or a cluster is left out",
         (
@@ -78,7 +78,7 @@ RULES = (
             Edit(_asm(r"bar\.|barrier\.")),
         ),
     ),
-    Rule(
+    MutationRule(
         "barrier's threads or number",
         "a named barrier expects a warp more or less, or has the next number",
         (
@@ -86,12 +86,12 @@ RULES = (
             Edit(r"(tvm_builtin_cuda_warpgroup_sync\()(.*)\);", (r"\g<1>1 + (\2));",)),
         ),
     ),
-    Rule(
+    MutationRule(
         "fence dropped",
         "a fence is left out",
         (Edit(_call("tvm_builtin_ptx_(?:fence|wgmma_fence)")), Edit(_asm(r"fence|wgmma\.fence"))),
     ),
-    Rule(
+    MutationRule(
         "wait dropped",
         "nobody waits for copies, stores, multiplications, an mbarrier, a flag or the kernel before",
         (
@@ -100,7 +100,7 @@ RULES = (
             Edit(r"while \(!\w+\([^;]*\)\) \{\}"),
         ),
     ),
-    Rule(
+    MutationRule(
         "wait count",
         "a wait leaves one group more under way",
         (
@@ -117,12 +117,12 @@ RULES = (
             Edit(r"(wait_group[\w.]* )(\d)", (r"\1<2+1>",), lines="asm"),
         ),
     ),
-    Rule(
+    MutationRule(
         "commit dropped",
         "what was issued is not made a group",
         (Edit(_call(r"tvm_builtin_ptx_\w*commit_group")), Edit(_asm(r"[\w.]*commit_group"))),
     ),
-    Rule(
+    MutationRule(
         "arrival",
         "an arrival at an mbarrier, or the raising of a flag, is left out or done twice",
         (
@@ -130,17 +130,17 @@ RULES = (
             Edit(_asm(r"mbarrier\.arrive|red\."), (DROPPED, r"\g<0> \g<0>")),
         ),
     ),
-    Rule(
+    MutationRule(
         "arrivals expected",
         "an mbarrier expects an arrival more or less, or is not initialised",
         (Edit(r"(tvm_builtin_ptx_mbarrier_init\w*\([^;{]*\(uint\))(\d+)\);", (*_off_by("2", ");"), DROPPED)),),
     ),
-    Rule(
+    MutationRule(
         "bytes expected",
         "an mbarrier expects a piece of 16 bytes more or less",
         (Edit(r"(arrive_expect_tx\w*\([^;{]*\(uint\))(\d+)\);", _off_by("2", ");", 16)),),
     ),
-    Rule(
+    MutationRule(
         "phase",
         "a phase begins as the other one, does not flip, or the other one is awaited",
         (
@@ -150,7 +150,7 @@ RULES = (
             Edit(r'"r"\(parity\)', ('"r"(1 ^ parity)',)),
         ),
     ),
-    Rule(
+    MutationRule(
         "index of a stage",
         "the ring has a stage more or less, or a stage's index is one off",
         (
@@ -162,7 +162,7 @@ RULES = (
             Edit(r"(\(uint64_t\*\)\w+\)\[)(\d+)(?=\])", _off_by("2")),
         ),
     ),
-    Rule(
+    MutationRule(
         "place in shared memory",
         "an address in shared memory is one element or 16 bytes further on",
         (
@@ -174,7 +174,7 @@ RULES = (
             Edit(r"(pool_buf_ptr\[)", (r"\g<1>16 + ", r"\g<1>128 + "), lines="^(?!.*__shared__)"),
         ),
     ),
-    Rule(
+    MutationRule(
         "swizzle",
         "a term of a swizzle is left out or one off",
         (
@@ -186,7 +186,7 @@ RULES = (
             Edit(r"(\(uint64_t\)\(\(.* )(\d+)(?=\)\)\),)", _off_by("2"), lines="wgmma"),
         ),
     ),
-    Rule(
+    MutationRule(
         "coordinate",
         "a row, a column or an address in global memory is one off",
         (
@@ -204,7 +204,7 @@ RULES = (
             Edit(r"((?:flags|sums)_ptr\[)(?=\()", (r"\g<1>1 + ",)),
         ),
     ),
-    Rule(
+    MutationRule(
         "predicate",
         "a condition is dropped or one off",
         (
@@ -217,7 +217,7 @@ RULES = (
             Edit(r"\(bool\)([01])", (r"(bool)(1 ^ \1)",)),
         ),
     ),
-    Rule(
+    MutationRule(
         "extent",
         "a loop, or a number of tiles, has one more or less",
         (
@@ -226,7 +226,7 @@ RULES = (
             Edit(r"(work_\w+\[0\] = .*?)(\d+)(?=\)|;|,)", _off_by("2")),
         ),
     ),
-    Rule(
+    MutationRule(
         "registers",
         "a warpgroup keeps its registers, or asks for 8 more or less",
         (
@@ -234,12 +234,12 @@ RULES = (
             Edit(r"(setmaxnreg[\w.]* )(\d+)", _off_by("2", step=8)),
         ),
     ),
-    Rule(
+    MutationRule(
         "flag's order",
         "a flag is raised without releasing, or seen without acquiring",
         (Edit(r"\b(red\.|st\.|ld\.)(?:release|acquire)", (r"\1relaxed",)),),
     ),
-    Rule(
+    MutationRule(
         "block of a cluster",
         "a block is left out of a multicast, or another's is meant, or loads out of its turn",
         (

@@ -21,7 +21,7 @@ class BadAgreement(ValueError):
 
 
 @dataclass(frozen=True)
-class Row:
+class AgreementRow:
     """One kernel: what the emulator says, what each run says by its tool's name, and the verdict on both."""
 
     name: str
@@ -34,22 +34,24 @@ class Row:
 
 @dataclass(frozen=True)
 class _Kernels:
-    kernels: list[Row]
+    kernels: list[AgreementRow]
 
 
-def row_of(kernel: Prepared) -> Row:
+def row_of(kernel: Prepared) -> AgreementRow:
     """Make a kernel's row of what is kept of its runs."""
     runs = {tool: found for tool in (ALONE, *TOOLS) if (found := kept_outcome(kernel, tool))}
     subject = kernel.subject
-    return Row(subject.name, subject.whole, kernel.emulator, runs, *judge(kernel.emulator, subject.whole, runs))
+    return AgreementRow(
+        subject.name, subject.whole, kernel.emulator, runs, *judge(kernel.emulator, subject.whole, runs)
+    )
 
 
-def save(rows: Iterable[Row], provenance: Mapping[str, object], path: Path) -> None:
+def save(rows: Iterable[AgreementRow], provenance: Mapping[str, object], path: Path) -> None:
     """Append the record to a file of JSON lines."""
     append(path, {**provenance, "kernels": list(rows)})
 
 
-def read(path: Path) -> list[Row]:
+def read(path: Path) -> list[AgreementRow]:
     """Read the rows of a file's newest record; BadAgreement where it holds none."""
     try:
         *_, newest = path.read_bytes().splitlines()
@@ -58,7 +60,7 @@ def read(path: Path) -> list[Row]:
         raise BadAgreement(f"{path} is no record of sanitize ({error}); give what --out wrote") from error
 
 
-def tally(rows: Iterable[Row]) -> dict[str, Counter[str]]:
+def tally(rows: Iterable[AgreementRow]) -> dict[str, Counter[str]]:
     """Count the kernels of each kind of fault, by verdict; the kind of whole ones is "none"."""
     counted: dict[str, Counter[str]] = {}
     for row in rows:

@@ -21,7 +21,7 @@ from tensorir_ladder.harness.records import RecordError, path_name, read_file
 from tensorir_ladder.harness.workers import end_with_parent
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, compile_cubin
 from tensorir_ladder.lab.gpu_program import GpuProgram
-from tensorir_ladder.lab.sanitizer.subjects import Finding, Subject, emulated_finding
+from tensorir_ladder.lab.sanitizer.subjects import Finding, SanitizedKernel, emulated_finding
 
 ARCH = "sm_90a"
 MANIFEST = "kernels.json"
@@ -47,10 +47,10 @@ class Prepared:
     folder: Path
 
     @cached_property
-    def subject(self) -> Subject:
+    def subject(self) -> SanitizedKernel:
         """The kernel and its data; NotPrepared where the folder holds none."""
         try:
-            return Subject.read(self.folder)
+            return SanitizedKernel.read(self.folder)
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, EmulatorError) as error:
             raise NotPrepared(f"{self.folder} holds no prepared kernel ({error!r}); prepare it again") from error
 
@@ -76,7 +76,7 @@ class Prepared:
         """Make the kernel a function of the GPU."""
         return GpuProgram(self.subject.program, self._cubin.read_bytes())
 
-    def is_of(self, subject: Subject, cubin: bytes) -> bool:
+    def is_of(self, subject: SanitizedKernel, cubin: bytes) -> bool:
         """Tell if all is there, of this kernel and this emulator."""
         if not self._cubin.exists() or self._cubin.read_bytes() != cubin:
             return False
@@ -85,7 +85,7 @@ class Prepared:
         except RecordError:
             return False  # it is missing, or was not written to its end
 
-    def write(self, subject: Subject, cubin: bytes) -> None:
+    def write(self, subject: SanitizedKernel, cubin: bytes) -> None:
         """Ask the emulator, and keep everything; what it says comes last, for what is interrupted is not done."""
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "emulator.json").unlink(missing_ok=True)
@@ -95,7 +95,7 @@ class Prepared:
         (self.folder / "emulator.json").write_text(json.dumps(asdict(said), indent=1) + "\n", encoding="utf-8")
 
 
-def digest_of(subject: Subject) -> str:
+def digest_of(subject: SanitizedKernel) -> str:
     """Digest a kernel and the emulator: what the emulator says depends on both."""
     return hashlib.sha256((subject.described + subject.program.cuda).encode() + _emulator_sources()).hexdigest()
 

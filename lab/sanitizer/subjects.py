@@ -31,7 +31,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Subject:
+class SanitizedKernel:
     """A kernel of a product ``program(a, b, c)``; ``whole`` where nothing is broken in it."""
 
     name: str
@@ -74,7 +74,7 @@ class Subject:
         (folder / "subject.json").write_text(self.described, encoding="utf-8")
 
     @classmethod
-    def read(cls, folder: Path) -> Subject:
+    def read(cls, folder: Path) -> SanitizedKernel:
         """Read what :meth:`save` wrote; for what it did not, the errors of who is asked to make a kernel of it."""
         fields = _tuples(json.loads((folder / "subject.json").read_text(encoding="utf-8")))
         launches = tuple(
@@ -105,13 +105,13 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def emulated_finding(subject: Subject) -> Finding:
+def emulated_finding(subject: SanitizedKernel) -> Finding:
     """Find the first fault, or the first wrong output, of some seeds."""
     found = [finding for seed in SEEDS if (finding := _of_seed(subject, seed))]
     return replace(found[0], always=len(found) == len(SEEDS)) if found else Finding()
 
 
-def _of_seed(subject: Subject, seed: int) -> Finding | None:
+def _of_seed(subject: SanitizedKernel, seed: int) -> Finding | None:
     arrays = subject.arrays(seed)
     product = subject.product(*arrays[:2])
     try:

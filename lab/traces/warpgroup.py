@@ -19,7 +19,7 @@ MODES = {"none": 0, "128": 1, "64": 2, "32": 3}  # as wgmma's descriptor has the
 
 
 @dataclass(frozen=True)
-class Place:
+class ElementPlace:
     """A descriptor's fields, in bytes: an operand's beginning, both offsets, and its swizzle."""
 
     swizzle: str
@@ -35,19 +35,21 @@ class Place:
 
 # Offsets that fit into the memory whichever of them a dimension takes; rows of k begin inside a swizzled row, too.
 K_MAJOR = (
-    Place("none", 0, 4096, 384),
-    Place("32", 0, 16, 512),
-    Place("64", 32, 16, 512),
-    Place("128", 0, 16, 1024),
-    Place("128", 96, 16, 1024),
+    ElementPlace("none", 0, 4096, 384),
+    ElementPlace("32", 0, 16, 512),
+    ElementPlace("64", 32, 16, 512),
+    ElementPlace("128", 0, 16, 1024),
+    ElementPlace("128", 96, 16, 1024),
 )
 MN_MAJOR = (
-    Place("none", 0, 896, 768),
-    Place("32", 0, 1024, 512),
-    Place("64", 0, 2048, 1024),
-    Place("128", 2048, 4096, 1024),
+    ElementPlace("none", 0, 896, 768),
+    ElementPlace("32", 0, 1024, 512),
+    ElementPlace("64", 0, 2048, 1024),
+    ElementPlace("128", 2048, 4096, 1024),
 )
-CANONICAL = Place("none", OTHER_OPERAND, 128, 256)  # without a swizzle, k-major, pieces of 8 × 16 bytes side by side
+CANONICAL = ElementPlace(
+    "none", OTHER_OPERAND, 128, 256
+)  # without a swizzle, k-major, pieces of 8 × 16 bytes side by side
 
 
 def _name(dtype: str, columns: int, transposed: tuple[int, int]) -> str:
@@ -85,11 +87,11 @@ uint* __restrict__ memory, uint* __restrict__ descriptors) {{
 """
 
 
-def _words(*places: Place) -> np.ndarray:
+def _words(*places: ElementPlace) -> np.ndarray:
     return np.array([place.bits for place in places], np.uint64).view(np.uint32)
 
 
-def _put(memory: np.ndarray, matrix: np.ndarray, place: Place) -> None:
+def _put(memory: np.ndarray, matrix: np.ndarray, place: ElementPlace) -> None:
     # An operand [other, 16], as bits, k-major and without a swizzle.
     for other, k in zip(*matrix.nonzero()):
         at = place.start + other // 8 * place.stride + other % 8 * 16 + k // 8 * place.leading + k % 8 * 2
@@ -107,7 +109,7 @@ def _sums(dtype: str, columns: int) -> Probe:
     a, b = np.zeros((ROWS, STEPS)), np.zeros((columns, STEPS))
     a[:, 0], a[:, 1], b[:, 0], b[:, 1] = np.arange(ROWS), 1, 256, np.arange(columns)
     memory = np.zeros(POOL_BYTES // 2, np.uint16)
-    at = Place("none", 0, 128, 256), Place("none", ROWS * 32, 128, 256)
+    at = ElementPlace("none", 0, 128, 256), ElementPlace("none", ROWS * 32, 128, 256)
     for matrix, place in zip((a, b), at):
         _put(memory, _as_bits(matrix, dtype), place)
     threads = range(THREADS) if columns <= WHOLE else SOME_THREADS
@@ -120,7 +122,9 @@ def _sums(dtype: str, columns: int) -> Probe:
     return _probe(name, (dtype, columns, (0, 0)), memory, at, show, meaning)
 
 
-def _probe(name: str, form: tuple, memory: np.ndarray, at: tuple[Place, Place], show, meaning: str) -> Probe:
+def _probe(
+    name: str, form: tuple, memory: np.ndarray, at: tuple[ElementPlace, ElementPlace], show, meaning: str
+) -> Probe:
     columns = form[1]
     return Probe(
         name,
@@ -136,7 +140,7 @@ def _probe(name: str, form: tuple, memory: np.ndarray, at: tuple[Place, Place], 
     )
 
 
-def _operand(which: str, major: str, place: Place) -> Probe:
+def _operand(which: str, major: str, place: ElementPlace) -> Probe:
     # Each 16-bit element of the memory is a number of its own, and the other operand the identity: each sum is one
     # element of the operand, and its bits say at which address that was read.
     columns = {"a": STEPS, "b": 64 if major == "k" else 128}[which]
@@ -211,7 +215,7 @@ uint* __restrict__ memory, uint* __restrict__ elements, uint* __restrict__ descr
 
 def _registers(dtype: str) -> Probe:
     # Each element of the registers is a number of its own, and B the identity: each sum is one of them.
-    memory, place = np.zeros(STEPS * STEPS, np.uint16), Place("none", 0, 128, 256)
+    memory, place = np.zeros(STEPS * STEPS, np.uint16), ElementPlace("none", 0, 128, 256)
     _put(memory, _as_bits(np.eye(STEPS), dtype), place)
     elements = np.arange(THREADS * A_REGISTERS * 2, dtype=np.uint16) + np.uint16(FIRST_BITS)
 

@@ -15,7 +15,7 @@ from tensorir_ladder.reports.paths import Paths
 from tensorir_ladder.reports.selection import UsageError
 from tensorir_ladder.reports.web.extra import needed
 from tensorir_ladder.reports.web.page import SECTIONS, File, Page, check_addresses, render
-from tensorir_ladder.reports.web.sources import Sources
+from tensorir_ladder.reports.web.sources import SiteSources
 
 STATIC = Path(__file__).parent / "static"
 GENERATOR = '<meta name="generator" content="ladder report">'
@@ -40,7 +40,7 @@ def build(folder: Path, paths: Paths) -> BuiltSite:
     """
     started = time.monotonic()
     check_replaceable(folder)
-    items = list(contents(Sources.of(paths)))
+    items = list(contents(SiteSources.of(paths)))
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as making:
         fresh = Path(making) / folder.name
         files = _write(items, fresh)
@@ -54,7 +54,7 @@ def build(folder: Path, paths: Paths) -> BuiltSite:
     return BuiltSite(folder, written, size, time.monotonic() - started)
 
 
-def contents(sources: Sources) -> Iterator[File]:
+def contents(sources: SiteSources) -> Iterator[File]:
     """Yield every file of the site: pages as they were rendered, their data, and what all of them load."""
     items = [item for module in page_modules() for item in module.pages(sources)]
     static = [File(f"static/{path.name}", path.read_text(encoding="utf-8")) for path in sorted(STATIC.iterdir())]

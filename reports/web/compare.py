@@ -19,11 +19,11 @@ from tensorir_ladder.harness.records import Record, Timeline, Timing, shape_text
 from tensorir_ladder.reports.cases import grouped, shape_label, slug
 from tensorir_ladder.reports.selection import LAYOUTS
 from tensorir_ladder.reports.web.lessons.lives import AT_FIRST_US, COLOURS, bars
-from tensorir_ladder.reports.web.listings import LISTED_SIZES, ListedKernel, Listing, kernels, listings
+from tensorir_ladder.reports.web.listings import LISTED_SIZES, KernelTexts, ListedKernel, kernels, listings
 from tensorir_ladder.reports.web.machine_code import MachineCode, read
 from tensorir_ladder.reports.web.packing import pack, unpack_bytes
 from tensorir_ladder.reports.web.page import File, Page
-from tensorir_ladder.reports.web.sources import Sources
+from tensorir_ladder.reports.web.sources import SiteSources
 from tensorir_ladder.steps.registry import get_step
 
 ADDRESS = "compare.html"
@@ -170,7 +170,7 @@ EXAMPLES = (
 FIRST = EXAMPLES[0]
 
 
-def pages(sources: Sources) -> Iterator[Page | File]:
+def pages(sources: SiteSources) -> Iterator[Page | File]:
     """Yield the page that compares, and the scripts with its data."""
     found = kernels(sources)
     if not found:
@@ -216,7 +216,7 @@ def pages(sources: Sources) -> Iterator[Page | File]:
 
 
 def index(
-    sources: Sources, found: list[ListedKernel], made: Mapping[Any, Listing], code: MachineCode | None
+    sources: SiteSources, found: list[ListedKernel], made: Mapping[Any, KernelTexts], code: MachineCode | None
 ) -> dict[str, Any]:
     """Write what is known of every kernel, without its texts, as the page reads it."""
     compiled = code.by_source if code else {}
@@ -269,7 +269,7 @@ def index(
     }
 
 
-def texts(own: Mapping[str, Listing], code: MachineCode | None) -> dict[str, Any]:
+def texts(own: Mapping[str, KernelTexts], code: MachineCode | None) -> dict[str, Any]:
     """Pack the texts of listings, given by the digest of their CUDA; what a compiler makes of them as far as known.
 
     By digest and form, the numbers of the two parts of a text.
@@ -332,7 +332,7 @@ def _tflops(record: Record, timing: Timing) -> float:
     return 2 * record.m * record.n * record.k / (timing.median_ms * 1e9)
 
 
-def _resources(kernel: ListedKernel, listing: Listing | None) -> dict[str, Any]:
+def _resources(kernel: ListedKernel, listing: KernelTexts | None) -> dict[str, Any]:
     used = kernel.record.resources if kernel.record else None
     if used is None:
         return {name: getattr(listing, name) for name in ("threads", "blocks", "smem_bytes")} if listing else {}
@@ -340,7 +340,7 @@ def _resources(kernel: ListedKernel, listing: Listing | None) -> dict[str, Any]:
     return own | {"occupancy_pct": 100 * used.occupancy}
 
 
-def _loop(kernel: ListedKernel, listing: Listing | None) -> dict[str, Any]:
+def _loop(kernel: ListedKernel, listing: KernelTexts | None) -> dict[str, Any]:
     code = kernel.record.code if kernel.record and kernel.record.code else listing.code if listing else None
     if code is None:
         return {"stages": kernel.stages}

@@ -15,7 +15,7 @@ from tensorir_ladder.harness.listings import comparable_text
 from tensorir_ladder.harness.machines import DEFAULT_ARCH, machine_for
 from tensorir_ladder.harness.records import CodeFacts, Counters, Record, Timeline, shape_text
 from tensorir_ladder.reports.cases import slug
-from tensorir_ladder.reports.web.sources import Sources
+from tensorir_ladder.reports.web.sources import SiteSources
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.registry import get_step
 
@@ -74,7 +74,7 @@ class ListedKernel:
 
 
 @dataclass(frozen=True)
-class Listing:
+class KernelTexts:
     """A kernel's texts by form, each in two parts, what it begins with like others and its own; and what they say."""
 
     source_sha256: str
@@ -86,7 +86,7 @@ class Listing:
     instructions: dict[str, int]  # an explicit kernel's own, by name
 
 
-def kernels(sources: Sources) -> list[ListedKernel]:
+def kernels(sources: SiteSources) -> list[ListedKernel]:
     """List the kernels of all records, and every variant as its step makes it at the listed sizes, measured or not."""
     found: dict[Key, ListedKernel] = {}
     for record in sorted(sources.results.records, key=lambda record: (record.tile_choice != "default", record.stages)):
@@ -106,7 +106,7 @@ def kernels(sources: Sources) -> list[ListedKernel]:
     return sorted((kernel for kernel in found.values() if kernel.step in known), key=_order(sources))
 
 
-def compiled_for_reports(sources: Sources) -> list[ListedKernel]:
+def compiled_for_reports(sources: SiteSources) -> list[ListedKernel]:
     """List the kernels whose PTX and machine code are kept: of every variant, as its step makes it, at one size.
 
     Neither of builds for debugging nor of another arithmetic than the steps', whose texts are as long as all others.
@@ -121,7 +121,7 @@ def compiled_for_reports(sources: Sources) -> list[ListedKernel]:
     return found
 
 
-def listings(wanted: Iterable[ListedKernel], jobs: int = JOBS) -> dict[Key, Listing]:
+def listings(wanted: Iterable[ListedKernel], jobs: int = JOBS) -> dict[Key, KernelTexts]:
     """Make the texts of kernels, by their keys; what is the same on two GPUs is lowered once.
 
     A kernel of which the steps of today make nothing, since they refuse it, has none.
@@ -132,7 +132,7 @@ def listings(wanted: Iterable[ListedKernel], jobs: int = JOBS) -> dict[Key, List
         groups.setdefault((*kernel.text_key, digest), []).append(kernel)
     firsts = [group[0] for group in groups.values()]
     if min(jobs, len(firsts)) < 2:
-        made: list[Listing | None] = list(map(_listing, firsts))
+        made: list[KernelTexts | None] = list(map(_listing, firsts))
     else:
         # A fresh interpreter: one that has threads, as TVM starts them, cannot be copied.
         with ProcessPoolExecutor(min(jobs, os.cpu_count() or 1), get_context("spawn")) as pool:
@@ -147,17 +147,17 @@ def case_of(kernel: ListedKernel) -> Case:
     return Case(step, problem, kernel.variant, step.tiles.kind.parse(kernel.tile), machine, kernel.stages)
 
 
-def _listing(kernel: ListedKernel) -> Listing | None:
+def _listing(kernel: ListedKernel) -> KernelTexts | None:
     try:
         made = lower(case_of(kernel))
     except ValueError:  # all that a case is refused for: its step, variant, tile, schedule
         return None
     texts = {form: comparable_text(made, form) for form in MADE_HERE}
     counted = made.instructions if made.explicit else {}
-    return Listing(made.source_sha256, texts, made.threads, made.blocks, made.smem_bytes, made.code, counted)
+    return KernelTexts(made.source_sha256, texts, made.threads, made.blocks, made.smem_bytes, made.code, counted)
 
 
-def _usual(sources: Sources) -> Iterator[ListedKernel]:
+def _usual(sources: SiteSources) -> Iterator[ListedKernel]:
     """Yield every variant of every step at the first listed size, as the step makes it for the GPU of its architecture.
 
     On other GPUs there is nothing to tell of what was not measured.
@@ -181,7 +181,7 @@ def _join(found: dict[Key, ListedKernel], kernel: ListedKernel, **more: Any) -> 
     found[kernel.key] = replace(found.get(kernel.key, kernel), **more)
 
 
-def _order(sources: Sources) -> Any:
+def _order(sources: SiteSources) -> Any:
     gpus = list(sources.gpus.values())
     places = {(n, v): at for n, step in sources.steps.items() for at, v in enumerate(step.variant_names)}
 

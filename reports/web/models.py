@@ -8,10 +8,10 @@ from tensorir_ladder.harness.records import ModelRecord
 from tensorir_ladder.reports.cases import grouped, slug
 from tensorir_ladder.reports.models import function_tables, model_tables
 from tensorir_ladder.reports.web.page import Page
-from tensorir_ladder.reports.web.sources import Sources
+from tensorir_ladder.reports.web.sources import SiteSources
 
 
-def pages(sources: Sources) -> Iterator[Page]:
+def pages(sources: SiteSources) -> Iterator[Page]:
     """Yield the page, which says so where no model was measured."""
     by_gpu = grouped(sources.results.models, lambda record: slug(record.environment.gpu))
     values = {

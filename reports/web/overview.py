@@ -14,7 +14,7 @@ from tensorir_ladder.reports.selection import FASTEST, Section
 from tensorir_ladder.reports.table import is_stage_count, measured_on, short_name
 from tensorir_ladder.reports.web.charts import ANY, INTERVAL, chart
 from tensorir_ladder.reports.web.page import Page
-from tensorir_ladder.reports.web.sources import Sources
+from tensorir_ladder.reports.web.sources import SiteSources
 
 LADDER, OTHER_SHAPES, TURNED = "ladder", "shapes", "nt"
 VIEWS = {
@@ -31,7 +31,7 @@ NOT_DRAWN = ("idea", "address", "file", "size", "m", "dtype", "past", "cublas", 
 Row = dict[str, Any]
 
 
-def pages(sources: Sources) -> Iterator[Page]:
+def pages(sources: SiteSources) -> Iterator[Page]:
     """Yield the overview."""
     found = rows(sources)
     sizes = sorted({row["m"] for row in found if row["size"] != ANY})
@@ -50,7 +50,7 @@ def pages(sources: Sources) -> Iterator[Page]:
     yield Page("index.html", "The ladder", "overview.html.j2", values, "Overview", description=about)
 
 
-def rows(sources: Sources) -> list[Row]:
+def rows(sources: SiteSources) -> list[Row]:
     """Make a row per step or peer, shape and configuration, of all GPUs; each says in which views it stands."""
     found = [row for section in sources.results.sections() for row in _section_rows(sources, section)]
     peers = sorted({row["label"] for row in found if row["peer"]}, key=str.casefold)
@@ -135,7 +135,7 @@ def ladder_chart(found: list[Row], gpu: str) -> Markup:
     )
 
 
-def headlines(sources: Sources) -> dict[str, Markup]:
+def headlines(sources: SiteSources) -> dict[str, Markup]:
     """Say of each GPU in a sentence how fast its fastest steps are."""
     found = grouped(
         [s for s in sources.results.sections() if LADDER in _views(s) and s.sizes()], lambda section: slug(section.gpu)
@@ -143,7 +143,7 @@ def headlines(sources: Sources) -> dict[str, Markup]:
     return {gpu: headline([[section] for section in own]) for gpu, own in found.items()}
 
 
-def machines(sources: Sources) -> dict[str, list[str]]:
+def machines(sources: SiteSources) -> dict[str, list[str]]:
     """Name, for each GPU, the machine of each ladder, its clocks and days."""
     found = grouped(sources.results.sections(), lambda section: slug(section.gpu))
     return {gpu: [f"{own.title}: {measured_on(own.records)}" for own in sections] for gpu, sections in found.items()}
@@ -157,7 +157,7 @@ def _views(section: Section) -> list[str]:
     return [LADDER, section.dtype] if usual else [section.dtype if section.math == "ieee" else section.math]
 
 
-def _section_rows(sources: Sources, section: Section) -> Iterator[Row]:
+def _section_rows(sources: SiteSources, section: Section) -> Iterator[Row]:
     sizes, others = section.sizes(), section.other_shapes()
     for step in section.steps:
         for shape in [*sizes, *others]:
@@ -173,7 +173,7 @@ def _section_rows(sources: Sources, section: Section) -> Iterator[Row]:
                 yield _peer_row(section, *found)
 
 
-def _step_row(sources: Sources, section: Section, record: Record, configuration: str) -> Row:
+def _step_row(sources: SiteSources, section: Section, record: Record, configuration: str) -> Row:
     name = short_name(record.step_name)
     stages = f", {record.stages} stages" if record.stages > 1 else ""
     gain = record.improvement_over_previous_pct

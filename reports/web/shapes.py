@@ -16,13 +16,13 @@ from tensorir_ladder.reports.shapes import latest, shapes_table
 from tensorir_ladder.reports.table import short_name
 from tensorir_ladder.reports.web.charts import ANY, INTERVAL, chart
 from tensorir_ladder.reports.web.page import Page
-from tensorir_ladder.reports.web.sources import Sources
+from tensorir_ladder.reports.web.sources import SiteSources
 
 CALL = "kernels.matmul"  # the peer that is our own call: it chooses step and tile by itself
 Row = dict[str, Any]
 
 
-def pages(sources: Sources) -> Iterator[Page]:
+def pages(sources: SiteSources) -> Iterator[Page]:
     """Yield the page."""
     found, drawn = rows(sources), drawn_rows(sources)
     everything = sorted([*found, *drawn], key=lambda row: row["intensity"])
@@ -39,7 +39,7 @@ def pages(sources: Sources) -> Iterator[Page]:
     yield Page("shapes.html", "Shapes", "shapes.html.j2", values, "Shapes", description=about)
 
 
-def rows(sources: Sources) -> list[Row]:
+def rows(sources: SiteSources) -> list[Row]:
     """Make a row per shape and contender: the fastest step there, and our own call where it was timed."""
     found = []
     for section in sources.results.sections():
@@ -60,7 +60,7 @@ def rows(sources: Sources) -> list[Row]:
     return sorted(found, key=lambda row: row["intensity"])
 
 
-def drawn_rows(sources: Sources) -> list[Row]:
+def drawn_rows(sources: SiteSources) -> list[Row]:
     """Make a row per shape that a seed drew, of each GPU, operands and group what was drawn last."""
     records = [record for group in latest(sources.results.shapes) for record in group.records]
     return [

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tensorir_ladder.reports.web.page import Page, highlight
-from tensorir_ladder.reports.web.sources import Sources
+from tensorir_ladder.reports.web.sources import SiteSources
 
 STEPS = Path(__file__).resolve().parents[2] / "steps"
 
 
-def pages(sources: Sources) -> Iterator[Page]:
+def pages(sources: SiteSources) -> Iterator[Page]:
     """Yield a page per step's file."""
     for step in sources.steps.values():
         text = (STEPS / f"{step.name}.py").read_text(encoding="utf-8")

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(eq=False)
-class Sources:
+class SiteSources:
     """Records that count, folders, the steps, and kernels that several pages show, each lowered once."""
 
     paths: Paths
@@ -30,7 +30,7 @@ class Sources:
     _kernels: dict[Any, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, paths: Paths) -> Sources:
+    def of(cls, paths: Paths) -> SiteSources:
         """Read the records of a results folder; RecordError names the first that is none."""
         return cls(paths, load(paths.results))
 

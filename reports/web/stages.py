@@ -25,7 +25,7 @@ from tensorir_ladder.reports.sweeps import (
 )
 from tensorir_ladder.reports.web.charts import ANY, INTERVAL, chart
 from tensorir_ladder.reports.web.page import Page
-from tensorir_ladder.reports.web.sources import Sources
+from tensorir_ladder.reports.web.sources import SiteSources
 
 USUAL_SIZE = "1024³"
 NONE = 0  # the depth of what stages nothing
@@ -34,7 +34,7 @@ ELEMENTWISE, REDUCTIONS = ("gelu", "scale_shift"), ("row_sum", "softmax")
 Row = dict[str, Any]
 
 
-def pages(sources: Sources) -> Iterator[Page]:
+def pages(sources: SiteSources) -> Iterator[Page]:
     """Yield the page, where any stage count was swept."""
     products, streams = product_sweeps(sources.results), stream_sweeps(sources.results)
     if not products and not streams:

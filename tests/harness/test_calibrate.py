@@ -15,7 +15,7 @@ from support.fake_gpu import Command
 from tensorir_ladder.gpus import ScheduleTrees
 from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.build import Case
-from tensorir_ladder.harness.call_menus import Candidate, call_menus_bytes, call_menus_path, read_call_menus
+from tensorir_ladder.harness.call_menus import MenuCandidate, call_menus_bytes, call_menus_path, read_call_menus
 from tensorir_ladder.harness.commands import calibrate
 from tensorir_ladder.harness.commands.build import ScheduleToBuild
 from tensorir_ladder.harness.machines import machine_for
@@ -36,7 +36,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What is built for a GPU on which each next kernel takes a microsecond more."""
     found: list[Any] = []
 
-    def call(taken: Sequence[Candidate], *_: Any) -> tuple[dict[str, float], float]:
+    def call(taken: Sequence[MenuCandidate], *_: Any) -> tuple[dict[str, float], float]:
         return {each.name: 1.0 + place for place, each in enumerate(taken)}, 2.0
 
     def schedules(cases: Sequence[Case], *_: Any) -> tuple[list[float], float]:
@@ -58,7 +58,7 @@ def test_one_run_times_all_parts_and_the_next_what_is_not_timed_yet(
 ) -> None:
     outcome = command("calibrate", *FEW, "--out", str(tmp_path))
     assert outcome.code == 0, outcome
-    assert {type(each) for each in built} == {Candidate, ScheduleToBuild}
+    assert {type(each) for each in built} == {MenuCandidate, ScheduleToBuild}
     calls, schedules = read_call_menus(tmp_path / CALLS), read_menus(tmp_path / SCHEDULES)
     assert len(calls.shapes) > 3
     assert (len(schedules.float16), len(schedules.float32)) == (1, 1)

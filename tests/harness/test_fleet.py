@@ -41,7 +41,7 @@ from tensorir_ladder.harness.fleet.database import RECORDS, WORKLOADS, TvmDataba
 from tensorir_ladder.harness.fleet.errors import FleetError
 from tensorir_ladder.harness.fleet.hosting import Host
 from tensorir_ladder.harness.fleet.messages import Answer, Check, Identity, Module, Request
-from tensorir_ladder.harness.fleet.processes import Process, ProcessLost, Source
+from tensorir_ladder.harness.fleet.processes import BuildSource, Process, ProcessLost
 from tensorir_ladder.harness.fleet.ranking import modelled_costs, ranked_by_model, reached_by_model
 from tensorir_ladder.harness.fleet.search import (
     FleetSearch,
@@ -413,22 +413,22 @@ def test_the_machine_is_known_before_its_server_is(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture(scope="module")
-def source() -> Iterator[Source]:
+def source() -> Iterator[BuildSource]:
     """A source of processes that imports little."""
-    made = Source(("json",))
+    made = BuildSource(("json",))
     yield made
     made.close()
 
 
 @pytest.fixture
-def process(source: Source) -> Iterator[Process]:
+def process(source: BuildSource) -> Iterator[Process]:
     """A copy of the source."""
     made = Process({"LADDER_DEVICE": "cpu9"}, source=source, behind=True)
     yield made
     made.close()
 
 
-def test_a_copy_answers_in_an_environment_and_a_group_of_its_own(process: Process, source: Source) -> None:
+def test_a_copy_answers_in_an_environment_and_a_group_of_its_own(process: Process, source: BuildSource) -> None:
     assert process.ask(os.getenv, "LADDER_DEVICE") == "cpu9"
     assert process.ask(os.getpid) == process.ask(os.getpgrp) == process.pid != source.pid
     assert process.ask(os.getppid) == source.pid
@@ -459,7 +459,7 @@ def test_a_copy_that_takes_too_long_or_ends_is_lost_and_made_again(process: Proc
     assert process.ask(os.getpid) not in (first, second)
 
 
-def test_a_source_that_is_killed_is_started_again_and_its_copies_go_on(source: Source, process: Process) -> None:
+def test_a_source_that_is_killed_is_started_again_and_its_copies_go_on(source: BuildSource, process: Process) -> None:
     copy, killed = process.ask(os.getpid), source.pid
     os.kill(killed, signal.SIGKILL)
     other = Process(source=source)
@@ -471,7 +471,7 @@ def test_a_source_that_is_killed_is_started_again_and_its_copies_go_on(source: S
 
 
 def test_closing_ends_what_works_and_what_it_started() -> None:
-    made = Source(("json",))
+    made = BuildSource(("json",))
     process = Process(source=made)
     told: list[str] = []
 
@@ -499,7 +499,7 @@ def test_closing_ends_what_works_and_what_it_started() -> None:
 @pytest.mark.emulator
 def test_what_processes_share_starts_no_thread_and_imports_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(imports.__file__).parents[1]))
-    made = Source()
+    made = BuildSource()
     process = Process(source=made)
     try:
         assert process.ask(os.getppid) == made.pid
@@ -531,7 +531,7 @@ def test_a_first_look_at_the_options_finds_what_to_start(
 ) -> None:
     started: list[object] = []
     monkeypatch.setattr(Process, "start", lambda self: started.append(self))
-    monkeypatch.setattr(Source, "start", lambda self: started.append(self))
+    monkeypatch.setattr(BuildSource, "start", lambda self: started.append(self))
     with tune.ahead(options.split()) as begun:
         assert (list(begun.parts.servers) if begun.parts else None) == expected
         assert len(started) == (0 if expected is None else len(expected) + 1)
@@ -874,7 +874,7 @@ def kill(part: str, host: Host, search: FleetSearch) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def once_started(process: Process | Source) -> int:
+def once_started(process: Process | BuildSource) -> int:
     """Return a process's number. Before it has one that is 0, by which os.kill means the group that tests run in."""
     for _ in range(600):
         if pid := process.pid:

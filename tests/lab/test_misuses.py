@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from tensorir_ladder.lab.draws import Draws
-from tensorir_ladder.lab.misuses import Drawing, Subject, draw_misuse, public_functions, run_misuses, try_misuse
+from tensorir_ladder.lab.misuses import (
+    MisusedFunction,
+    MisuseDrawing,
+    draw_misuse,
+    public_functions,
+    run_misuses,
+    try_misuse,
+)
 from tensorir_ladder.schedules import loops
 from tensorir_ladder.schedules.arguments import hints_of
 
@@ -20,7 +27,7 @@ DRAWN = 260
 @pytest.mark.parametrize("name", sorted(public_functions()))
 def test_each_argument_of_a_public_function_can_be_drawn(name: str) -> None:
     function = public_functions()[name]
-    drawing = Drawing(random.Random(name))
+    drawing = MisuseDrawing(random.Random(name))
     for parameter in list(inspect.signature(function).parameters)[1:]:
         drawing.value(hints_of(function)[parameter])
 
@@ -44,7 +51,7 @@ def test_another_error_and_a_change_are_told(name: str, broken: Any, monkeypatch
     def function(sch: Any, **_: Any) -> None:
         if broken:
             raise broken("k")
-        sch.annotate(Subject(sch).blocks[0], "changed", 1)
+        sch.annotate(MisusedFunction(sch).blocks[0], "changed", 1)
         loops.bind_grid(sch, [])
 
     monkeypatch.setitem(public_functions(), name, function)

@@ -12,7 +12,7 @@ from tensorir_ladder.harness.records.kinds import RuleDraws
 from tensorir_ladder.lab import rule_draws
 from tensorir_ladder.lab.commands import drawing
 from tensorir_ladder.lab.commands import rules as command
-from tensorir_ladder.lab.drawn_functions import KINDS, STEPS, Function
+from tensorir_ladder.lab.drawn_functions import KINDS, STEPS, DrawnFunction
 from tensorir_ladder.lab.drawn_modules import OPERATORS
 from tensorir_ladder.lab.draws import Draws
 from tensorir_ladder.lab.rule_draws import draw, run_drawn, run_draws
@@ -25,7 +25,7 @@ def test_what_is_drawn_follows_from_seed_and_number() -> None:
     features = {feature for one in drawn for feature in one.features}
     assert {*KINDS, *STEPS, *OPERATORS, "symbolic", "batch", "int4", "int8", "written B A"} <= features
     for one in drawn:
-        if isinstance(one, Function):
+        if isinstance(one, DrawnFunction):
             shapes = [[one.sizes[0].get(str(getattr(e, "name", e)), 1) for e in p.shape] for p in one.function.params]
         else:
             shapes = [list(array.shape) for call in one.calls() for array in call]

@@ -30,7 +30,7 @@ from tensorir_ladder.lab.sanitizer.preparation import (
     prepare_one,
     prepared_kernels,
 )
-from tensorir_ladder.lab.sanitizer.subjects import WRONG, Finding, Subject, emulated_finding
+from tensorir_ladder.lab.sanitizer.subjects import WRONG, Finding, SanitizedKernel, emulated_finding
 from tensorir_ladder.lab.sanitizer.tools import (
     ALONE,
     CLEAN,
@@ -63,11 +63,11 @@ def subject_names() -> list[str]:
     return list(BROKEN)
 
 
-def subject(name: str) -> Subject:
+def subject(name: str) -> SanitizedKernel:
     """A naive product, or a broken one."""
     made = LaunchPlan("product", tuple(map(PlainBuffer, "ABC")), (1, 1, 1), (4, 4, 1))
     program = EmulatedProgram(name, PREAMBLE + NAIVE.replace(*BROKEN[name]), (made,), ("A", "B", "C"))
-    return Subject(name, program, Matmul(4, 4, 4), whole=name == "whole")
+    return SanitizedKernel(name, program, Matmul(4, 4, 4), whole=name == "whole")
 
 
 @pytest.fixture
@@ -433,7 +433,7 @@ def test_what_is_missing_is_named(command: Callable[..., Ran], tmp_path: Path, m
 
 
 def test_kinds_are_counted() -> None:
-    row = agreement.Row("one", False, Finding("race"), {}, AGREE, "")
+    row = agreement.AgreementRow("one", False, Finding("race"), {}, AGREE, "")
     counted = agreement.tally([row, replace(row, verdict=CANNOT_SEE), replace(row, emulator=Finding(), whole=True)])
     assert {kind: dict(counts) for kind, counts in counted.items()} == {
         "race": {AGREE: 1, CANNOT_SEE: 1},

@@ -34,7 +34,7 @@ from tensorir_ladder.kernels.codegen.lowering import Generated, generate
 from tensorir_ladder.kernels.codegen.toolchain import require_compiler
 from tensorir_ladder.relax import attention as relax_attention
 from tensorir_ladder.relax import fuse_operators
-from tensorir_ladder.relax.attention import Found, FuseAttention, attention_in
+from tensorir_ladder.relax.attention import AttentionMatch, FuseAttention, attention_in
 from tensorir_ladder.relax.rules import failures_kept
 from tensorir_ladder.relax.rules.rule import BY, HOW, is_scheduled
 
@@ -237,12 +237,12 @@ FORMS = {
 }
 
 
-def found_in(mod: tvm.IRModule) -> list[Found]:
+def found_in(mod: tvm.IRModule) -> list[AttentionMatch]:
     """What is found in a module's ``forward``."""
     return [*attention_in(mod["forward"], mod).values()]
 
 
-def layouts_of(one: Found) -> str:
+def layouts_of(one: AttentionMatch) -> str:
     """Layouts of q, k, v and o, a letter each."""
     return "".join(
         "t" if each == BY_TOKEN else "h" for each in (*(o.layout for o in (one.q, one.k, one.v)), one.o_layout)
@@ -271,7 +271,7 @@ def drawn(form: Form, sizes: dict[str, int], seed: int) -> list[np.ndarray]:
     return [random.normal(size=shape).astype(numpy_dtype(form.dtype)) for shape in shapes]
 
 
-def right(one: Found, operands: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def right(one: AttentionMatch, operands: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """What found attention must give of its sources, as the result is to lie, and how far off it may be."""
     q, k = (by_head(array, each.layout) for array, each in zip(operands, (one.q, one.k)))
     problem = replace(one.problem(), batch=q.shape[0], queries=q.shape[2], keys=k.shape[2])

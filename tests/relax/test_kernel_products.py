@@ -29,7 +29,7 @@ from tensorir_ladder.kernels.codegen.toolchain import NoCompiler, compile_cubin,
 from tensorir_ladder.kernels.stream_k import PLANNED_ROWS, plans_by_rows
 from tensorir_ladder.kernels.tiles import RoleTile
 from tensorir_ladder.relax import kernel_products
-from tensorir_ladder.relax.kernel_products import Menu, TmaContraction, plain_product
+from tensorir_ladder.relax.kernel_products import ProductMenu, TmaContraction, plain_product
 from tensorir_ladder.relax.rules import NotTaken, narrowed
 from tensorir_ladder.relax.rules.rule import HOW
 from tensorir_ladder.schedules.cost import assumed_machine
@@ -211,7 +211,7 @@ def test_a_product_of_one_step_is_elementwise() -> None:
 )
 def test_blocks_stay_where_a_gpu_was_seen_to_gain(shape: tuple[int, int, int], how: str) -> None:
     read = plain_product(narrowed(product(*shape)))
-    assert how in str(Menu(read, MACHINE.for_choices()).best(shape[0], None))
+    assert how in str(ProductMenu(read, MACHINE.for_choices()).best(shape[0], None))
 
 
 SHORT = {

@@ -17,7 +17,7 @@ from tensorir_ladder.emulator import EmulatedProgram
 from tensorir_ladder.emulator.source import PREAMBLE_END
 from tensorir_ladder.harness.build import Kernel, lower
 from tensorir_ladder.harness.emulation import emulated
-from tensorir_ladder.lab.sanitizer.subjects import Subject
+from tensorir_ladder.lab.sanitizer.subjects import SanitizedKernel
 from tensorir_ladder.lab.traces.probe import PREAMBLE
 from tensorir_ladder.schedules.workloads import Matmul
 
@@ -211,12 +211,12 @@ WHOLE = [
 ]
 
 
-def whole_step(number: int, variant: str) -> Subject:
+def whole_step(number: int, variant: str) -> SanitizedKernel:
     """Take a step's kernel as it is, of a small ragged product."""
     step = STEPS[number]
     tile = step.tiles.kind.parse("64x64x64/1x1") if step.explicit else SMALL_TILES[step.tiles.kind]
     lowered = lower(make_case(number, RAGGED, variant, tile=tile))
-    return Subject(f"step {number}, {variant}, whole", emulated(lowered), lowered.case.problem, whole=True)
+    return SanitizedKernel(f"step {number}, {variant}, whole", emulated(lowered), lowered.case.problem, whole=True)
 
 
 def subject_names() -> list[str]:
@@ -226,11 +226,11 @@ def subject_names() -> list[str]:
     return [*BROKEN, *rings, *whole, "ring, whole", "cluster, whole"]
 
 
-def subject(name: str) -> Subject:
+def subject(name: str) -> SanitizedKernel:
     """Make the kernel of one of these names; KeyError for another."""
     if name in BROKEN:
         program, kernel = broken_step(name)
-        return Subject(name, program, kernel.case.problem)
+        return SanitizedKernel(name, program, kernel.case.problem)
     kind, _, rest = name.partition(", ")
     if found := re.fullmatch(r"step (\d+), (\w+), whole", name):
         return whole_step(int(found.group(1)), found.group(2))
@@ -239,4 +239,6 @@ def subject(name: str) -> Subject:
     else:
         program = {"ring": broken_ring, "cluster": broken_cluster}[kind](rest)
     compilable = PREAMBLE + program.cuda.removeprefix(PREAMBLE_END)
-    return Subject(name, replace(program, cuda=compilable), Matmul(*DEEP, "float16", "nt"), whole=rest == "whole")
+    return SanitizedKernel(
+        name, replace(program, cuda=compilable), Matmul(*DEEP, "float16", "nt"), whole=rest == "whole"
+    )

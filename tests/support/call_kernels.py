@@ -19,7 +19,7 @@ from tensorir_ladder.kernels.swapped import swapped
 from tensorir_ladder.kernels.tiles import ClusterTile, HopperTile, RoleTile
 from tensorir_ladder.kernels.unaligned import unaligned
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
-from tensorir_ladder.lab.sanitizer.subjects import Subject
+from tensorir_ladder.lab.sanitizer.subjects import SanitizedKernel
 from tensorir_ladder.schedules.workloads import Matmul
 
 # A step, its variant, a ragged product and its layout, tile, stages, and multiprocessors where blocks stay on few.
@@ -82,7 +82,7 @@ def subject_names() -> list[str]:
     return [*FORMS, *SHORT, *SHIFTED]
 
 
-def subject(name: str) -> Subject:
+def subject(name: str) -> SanitizedKernel:
     """Make the kernel of one of these names, as the call launches it; KeyError for another."""
     if name in SHORT:
         shape, layout, tile = SHORT[name]
@@ -100,7 +100,7 @@ def subject(name: str) -> Subject:
     return _whole(name, problem, persistent(problem, tile, stages, early, machine=hopper(multiprocessors), **more))
 
 
-def _whole(name: str, problem: Matmul, function: tirx.PrimFunc) -> Subject:
+def _whole(name: str, problem: Matmul, function: tirx.PrimFunc) -> SanitizedKernel:
     generated, names = generate(tvm.IRModule({"main": function}), hopper().target, "tirx"), ("A", "B", "C")
     program = EmulatedProgram(name, generated.cuda, (launch_plan(generated),), names, operands=names[:2])
-    return Subject(name, program, problem, whole=True)
+    return SanitizedKernel(name, program, problem, whole=True)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from support.cases import STEPS, make_case
 from tensorir_ladder.harness.build import lower
 from tensorir_ladder.harness.emulation import emulated
-from tensorir_ladder.lab.sanitizer.subjects import Subject
+from tensorir_ladder.lab.sanitizer.subjects import SanitizedKernel
 from tensorir_ladder.schedules.cycles import Planned
 
 BOXES, OWN_WARP = Planned(boxes=True), Planned(boxes=True, own_warp=True)
@@ -56,9 +56,9 @@ def subject_names() -> list[str]:
     return list(FORMS)
 
 
-def subject(name: str) -> Subject:
+def subject(name: str) -> SanitizedKernel:
     """Make the kernel of one of these names, with those in front of it and behind it; KeyError for another."""
     number, variant, shape, layout, text, stages, planned = FORMS[name]
     tiles = {str(each.tile): each.tile for each in STEPS[number].tiles_of(variant).choices}
     case = replace(make_case(number, shape, variant, layout=layout, tile=tiles[text], stages=stages), planned=planned)
-    return Subject(name, emulated(lower(case)), case.problem, whole=True)
+    return SanitizedKernel(name, emulated(lower(case)), case.problem, whole=True)

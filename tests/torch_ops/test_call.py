@@ -59,7 +59,7 @@ from tensorir_ladder.torch_ops.errors import (
 from tensorir_ladder.torch_ops.few_rows import Streamed
 from tensorir_ladder.torch_ops.launcher import CompiledKernel
 from tensorir_ladder.torch_ops.operands import Form, arrange
-from tensorir_ladder.torch_ops.problem import Choice, Conditions, Setting
+from tensorir_ladder.torch_ops.problem import Conditions, KernelChoice, Setting
 from tensorir_ladder.torch_ops.shifted import Shifting
 from tensorir_ladder.torch_ops.short_reductions import MOST_STEPS, Unaligned, fastest_tile
 from tensorir_ladder.torch_ops.step_kernels import KERNELS, PERSISTENT
@@ -102,12 +102,12 @@ def test_every_tuned_choice_was_faster_in_the_same_rounds_than_its_step_s_succes
 def test_every_choice_fits_and_every_step_is_a_kernel() -> None:
     for number, kernel in enumerate((*KERNELS.values(), *PERSISTENT.values())):
         problem = Matmul(256, 512, 512, "float16", ("nn", "nt")[number % 2])
-        assert Choice(kernel, kernel.family.parse("64x128x64/1x1"), 6).build(problem, Setting(H200)).params
+        assert KernelChoice(kernel, kernel.family.parse("64x128x64/1x1"), 6).build(problem, Setting(H200)).params
 
 
 def test_rows_across_cache_lines_make_clusters() -> None:
     problem = Matmul(512, 520, 512, "float16")
-    chosen = Choice(KERNELS[13], RoleTile.parse("64x128x64/1x1"), 2)
+    chosen = KernelChoice(KERNELS[13], RoleTile.parse("64x128x64/1x1"), 2)
     built = [chosen.build(problem, Setting(H200, straddles)) for straddles in (True, False)]
     assert ["cta_id_in_cluster" in str(function) for function in built] == [True, False]
 
@@ -170,18 +170,18 @@ def _forget() -> None:
         cache.cache_clear()
 
 
-def _simple(_problem: Matmul, _machine: Machine) -> Choice:
+def _simple(_problem: Matmul, _machine: Machine) -> KernelChoice:
     """Step 12's kernel for all: it is built fast, and is given the same matrices."""
-    return Choice(KERNELS[12], RoleTile.parse("64x64x64/1x1"), 4)
+    return KernelChoice(KERNELS[12], RoleTile.parse("64x64x64/1x1"), 4)
 
 
 PLANS: dict[Any, LaunchPlan] = {}  # of kernels for the stand-in's GPU, each lowered once a process
 
 
 def _use(
-    library: Library, monkeypatch: pytest.MonkeyPatch, choosing: Callable[..., Choice | Streamed] = _simple
+    library: Library, monkeypatch: pytest.MonkeyPatch, choosing: Callable[..., KernelChoice | Streamed] = _simple
 ) -> None:
-    def chosen(problem: Matmul, machine: Machine, conditions: Conditions) -> Choice | Streamed | Unaligned:
+    def chosen(problem: Matmul, machine: Machine, conditions: Conditions) -> KernelChoice | Streamed | Unaligned:
         unpadded = conditions.unpadded
         if choosing is _simple and unpadded and unpadded.problem.k <= MOST_STEPS:
             return Unaligned(fastest_tile(unpadded.problem, 132)[0])
@@ -189,7 +189,7 @@ def _use(
             return _simple(problem, machine)
         return choose(problem, machine, conditions)
 
-    def lowered(choice: Choice | Streamed, problem: Matmul, setting: Setting, _compiler: Any) -> CompiledKernel:
+    def lowered(choice: KernelChoice | Streamed, problem: Matmul, setting: Setting, _compiler: Any) -> CompiledKernel:
         key = (str(choice), problem, replace(setting, machine=None))
         if key not in PLANS:
             module = tvm.IRModule({"main": choice.build(problem, setting)})

@@ -29,7 +29,7 @@ from tensorir_ladder.torch_ops.errors import DamagedFile
 from tensorir_ladder.torch_ops.menu import Fastest, Kernels, Menu, Sizes, microseconds, read_menu
 from tensorir_ladder.torch_ops.operands import Form, arrange, output_rows
 from tensorir_ladder.torch_ops.prepared import choose_for
-from tensorir_ladder.torch_ops.problem import Choice, Conditions
+from tensorir_ladder.torch_ops.problem import Conditions, KernelChoice
 from tensorir_ladder.torch_ops.step_kernels import (
     EXCHANGED,
     FLEXIBLE,
@@ -255,7 +255,7 @@ def test_a_gpu_without_a_file_has_the_modelled_one_s_menu_and_not_its_measured_s
     assert read_menu("NVIDIA H100 80GB HBM3").constants != FILE.constants, "an H100 was measured"
     other, shape = replace(H200, name="NVIDIA Other"), FILE.fastest[7]
     problem = Matmul(shape.m, shape.n, shape.k, "float16", shape.layout)
-    assert isinstance(choose(problem, other), Choice)
+    assert isinstance(choose(problem, other), KernelChoice)
     for each in (Matmul(640, 480, 320, "float16"), Matmul(2048, 2048, 2048, "float16")):
         assert choose(each, other, Conditions(2)) == choose(each, H200, Conditions(2)), (
             "nothing was measured of batches"

@@ -24,14 +24,14 @@ from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops import kept
 from tensorir_ladder.torch_ops.kept import build_kernel
 from tensorir_ladder.torch_ops.launcher import TIR_PIPELINE, CompiledKernel
-from tensorir_ladder.torch_ops.problem import Choice, Setting
+from tensorir_ladder.torch_ops.problem import KernelChoice, Setting
 from tensorir_ladder.torch_ops.step_kernels import KERNELS
 
 MAP = TensorMap("A", "float16", (64, 32), (128,), (64, 32), swizzle=3)
 PARAMETERS = (MAP, PlainBuffer("flags", "int32", (7,)), RowCount(), Real(0.1, "float32"), 3)
 PLAN = LaunchPlan("main_kernel", PARAMETERS, (4, 1, 1), (128, 1, 1), (2, 1, 1), 1024, True)
 CUBIN = b"\x7fELF\n of \n lines"
-CHOICE = Choice(KERNELS[12], RoleTile.parse("64x128x64/1x1"), 4)
+CHOICE = KernelChoice(KERNELS[12], RoleTile.parse("64x128x64/1x1"), 4)
 PROBLEM, SETTING = Matmul(64, 128, 64, "float16"), Setting(hopper(name="NVIDIA H200"))
 
 
@@ -56,12 +56,12 @@ def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     build_cache._say.cache_clear()
     build_cache._sweep.cache_clear()
     monkeypatch.setattr(kept, "compile_kernel", compile_kernel)
-    monkeypatch.setattr(Choice, "build", lambda *_made_for: None)
+    monkeypatch.setattr(KernelChoice, "build", lambda *_made_for: None)
     return made
 
 
 def build(
-    choice: Choice = CHOICE, problem: Matmul = PROBLEM, setting: Setting = SETTING, version: str = "13.0"
+    choice: KernelChoice = CHOICE, problem: Matmul = PROBLEM, setting: Setting = SETTING, version: str = "13.0"
 ) -> None:
     """Ask for a kernel; it is right whatever happened."""
     assert build_kernel(choice, problem, setting, nvcc(version)) == CompiledKernel(PLAN, CUBIN)
@@ -171,7 +171,7 @@ REAL = [
 
 @pytest.mark.parametrize(("choice", "problem", "setting"), REAL, ids=["any rows", "workspaces"])
 def test_a_real_kernel_s_plan_is_read_as_it_was_written(
-    choice: Choice, problem: Matmul, setting: Setting, monkeypatch: pytest.MonkeyPatch
+    choice: KernelChoice, problem: Matmul, setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
     module = tvm.IRModule({"main": choice.build(problem, setting)})

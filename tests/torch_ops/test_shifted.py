@@ -19,7 +19,7 @@ from tensorir_ladder.torch_ops.choice import choose
 from tensorir_ladder.torch_ops.copies import Copying
 from tensorir_ladder.torch_ops.operands import Form, Operands, arrange
 from tensorir_ladder.torch_ops.prepared import choose_for
-from tensorir_ladder.torch_ops.problem import Choice, Conditions, Setting, UnpaddedOperands
+from tensorir_ladder.torch_ops.problem import Conditions, KernelChoice, Setting, UnpaddedOperands
 from tensorir_ladder.torch_ops.shifted import Shifting, fastest_shifting, shifts_rows
 
 H200 = hopper(name="NVIDIA H200")
@@ -64,16 +64,16 @@ def test_a_large_operand_is_shifted_beside_a_few_rows(shape: tuple[int, int, int
 
 def test_what_many_rows_read_is_copied() -> None:
     choice, _, setting = choose_for(operands_of(3000, 3001, 3000), PLAIN, False, H200)
-    assert isinstance(choice, Choice)
+    assert isinstance(choice, KernelChoice)
     assert setting.columns == 3001
 
 
 def test_any_number_of_rows_is_not_looked_at() -> None:
     choice, _, _ = choose_for(operands_of(*WIDE), PLAIN, True, H200)
-    assert isinstance(choice, Choice)
+    assert isinstance(choice, KernelChoice)
 
 
-def choose_unpadded(operands: Operands, more_us: float) -> Choice | Shifting:
+def choose_unpadded(operands: Operands, more_us: float) -> KernelChoice | Shifting:
     """Choose where copies take so many microseconds."""
     unpadded = UnpaddedOperands(operands.exact, more_us, operands.unreadable)
     return choose(operands.problem, H200, Conditions(rows=operands.steps, unpadded=unpadded))
@@ -83,7 +83,7 @@ def test_copies_decide() -> None:
     """Unless they take too long, a kernel that reads copies is chosen."""
     operands = operands_of(*WIDE)
     chosen = [choose_unpadded(operands, us) for us in (-1e6, 1e6)]
-    assert isinstance(chosen[0], Choice)
+    assert isinstance(chosen[0], KernelChoice)
     assert chosen[1] == fastest_shifting(operands.exact, "B", 132)[0]
 
 

@@ -14,7 +14,7 @@ from tensorir_ladder.kernels.wgmma import WarpgroupProduct
 from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
 from tensorir_ladder.torch_ops.choice import choose
 from tensorir_ladder.torch_ops.operands import Form, Operands, arrange
-from tensorir_ladder.torch_ops.problem import Choice, Conditions, UnpaddedOperands
+from tensorir_ladder.torch_ops.problem import Conditions, KernelChoice, UnpaddedOperands
 from tensorir_ladder.torch_ops.short_reductions import (
     MOST_STEPS,
     Unaligned,
@@ -85,7 +85,7 @@ def test_a_copy_counts_beside_the_product() -> None:
         choose(operands.problem, H200, Conditions(rows=operands.steps, unpadded=each))
         for each in (UnpaddedOperands(operands.exact, us) for us in (-1e6, 1e6))
     ]
-    assert isinstance(chosen[0], Choice)
+    assert isinstance(chosen[0], KernelChoice)
     assert chosen[1] == Unaligned(fastest_tile(operands.exact, 132)[0])
 
 

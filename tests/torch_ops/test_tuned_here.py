@@ -14,13 +14,13 @@ from tensorir_ladder.kernels.tiles import RoleTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops import tuned_here as module
 from tensorir_ladder.torch_ops.choice import choose
-from tensorir_ladder.torch_ops.problem import Choice, Conditions
+from tensorir_ladder.torch_ops.problem import Conditions, KernelChoice
 from tensorir_ladder.torch_ops.step_kernels import KERNELS
 from tensorir_ladder.torch_ops.tuned_here import FILE, FOLDER, Found, keep, kernel_digest, tuned_here
 
 PROBLEM = Matmul(512, 768, 1024, "float16")
 H200 = hopper(name="NVIDIA H200")
-WON = Choice(KERNELS[12], RoleTile.parse("64x128x64/1x1"), 8)
+WON = KernelChoice(KERNELS[12], RoleTile.parse("64x128x64/1x1"), 8)
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         cached.cache_clear()
 
 
-def found(choice: Choice = WON, **change: object) -> Found:
+def found(choice: KernelChoice = WON, **change: object) -> Found:
     """What tuning wrote of a choice."""
     fields = {"m": 512, "n": 768, "k": 1024, "dtype": "float16", "layout": "nn", "tile": str(choice.tile)}
     fields |= {"stages": choice.stages, "step": choice.kernel.step, "gpu": "NVIDIA H200", "tvm": tvm.__version__}
@@ -51,7 +51,7 @@ def test_what_was_tuned_is_taken_for_its_product_alone(folder: Path) -> None:
 
 
 def test_of_several_steps_the_fastest_beside_cublas_is_taken_and_of_one_the_newest(folder: Path) -> None:
-    slower = Choice(KERNELS[13], RoleTile.parse("128x256x64/2x1"), 4)
+    slower = KernelChoice(KERNELS[13], RoleTile.parse("128x256x64/2x1"), 4)
     keep(folder, found(slower, ratio_to_cublas=1.2))
     keep(folder, found())
     keep(folder, found(slower, ratio_to_cublas=1.01))

@@ -8,12 +8,12 @@ from tensorir_ladder.reports.web.lessons.facts import Facts, reference_gpu
 from tensorir_ladder.reports.web.lessons.lesson import Lesson
 from tensorir_ladder.reports.web.lessons.lives import trace_file
 from tensorir_ladder.reports.web.page import File, Page
-from tensorir_ladder.reports.web.sources import Sources
+from tensorir_ladder.reports.web.sources import SiteSources
 
 STYLES, SCRIPTS = ("static/lessons.css",), ("static/lessons.js",)
 
 
-def pages(sources: Sources) -> Iterator[Page | File]:
+def pages(sources: SiteSources) -> Iterator[Page | File]:
     """Yield the list of lessons, a lesson per step that has a text, and each timeline as a trace for Perfetto."""
     facts = Facts(sources.results, reference_gpu(sources.results))
     lessons = [Lesson(sources, step, facts) for step in sources.steps.values() if has_text(step.number)]

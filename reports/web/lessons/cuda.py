@@ -88,7 +88,7 @@ ROLES = ("full", "empty", "done")  # mbarriers of a ring, one after the other in
 
 
 @dataclass(frozen=True)
-class Line:
+class CudaLine:
     """A line to show: its text, what it does, and a note; ``repeats`` lines like it were left out behind it."""
 
     text: str
@@ -97,7 +97,7 @@ class Line:
     repeats: int = 0
 
 
-def main_loops(kernel: Kernel, most: int = 48) -> list[list[Line]]:
+def main_loops(kernel: Kernel, most: int = 48) -> list[list[CudaLine]]:
     """Make the loops that matter readable, each in no more than ``most`` lines: the k loop, or that of each role."""
     waiting = [text for text in _innermost(kernel.body) if "mbarrier_wait" in text] if kernel.explicit else []
     found = waiting or [kernel.loop_body]
@@ -107,7 +107,7 @@ def main_loops(kernel: Kernel, most: int = 48) -> list[list[Line]]:
     return [_readable_loop(_dedented(text), most, scalars, base, kernel.case.stages_built) for text in found]
 
 
-def _readable_loop(text: str, most: int, scalars: set[str], base: int, stages: int) -> list[Line]:
+def _readable_loop(text: str, most: int, scalars: set[str], base: int, stages: int) -> list[CudaLine]:
     named = {number: _barrier_name(number - base, stages) for number in range(base, base + stages * len(ROLES))}
     lines = [_line(line, scalars, named) for line in text.splitlines() if line.strip()]
     everything = "\n".join(line.text for line in lines)
@@ -115,7 +115,7 @@ def _readable_loop(text: str, most: int, scalars: set[str], base: int, stages: i
     folded = _said_once(_without_repetition(_first_tile(list(_folded(lines)))))
     if len(folded) <= most:
         return folded
-    return [*folded[:most], Line(f"… {len(folded) - most} more parts", OTHER)]
+    return [*folded[:most], CudaLine(f"… {len(folded) - most} more parts", OTHER)]
 
 
 def _innermost(body: str) -> Iterator[str]:
@@ -159,15 +159,15 @@ def readable(text: str, scalars: set[str] = frozenset(), barriers: Mapping[int, 
     return indent + own
 
 
-def _line(text: str, scalars: set[str], barriers: Mapping[int, str]) -> Line:
+def _line(text: str, scalars: set[str], barriers: Mapping[int, str]) -> CudaLine:
     shown = readable(text, scalars, barriers)
     own = shown.strip()
     for pattern, kind, note in MEANINGS:
         if match := re.search(pattern, own):
             told = note.format(*(group for group in match.groups() if group is not None))
             stage = UNNAMED.search(own) if kind in (COPY, READ, MULTIPLY) else None
-            return Line(shown, kind, f"{told}; stage {stage[0]}" if stage else told)
-    return Line(shown, OTHER)
+            return CudaLine(shown, kind, f"{told}; stage {stage[0]}" if stage else told)
+    return CudaLine(shown, OTHER)
 
 
 def _without_brackets(statement: str) -> str:
@@ -210,13 +210,13 @@ class _Pointers(ast.NodeTransformer):
         return node
 
 
-def _unused(line: Line, everything: str) -> bool:
+def _unused(line: CudaLine, everything: str) -> bool:
     """Tell if a line only names an index that nothing reads: TVM leaves such behind."""
     name = re.match(r"\s*\w+ (cse_v\w+) = ", line.text)
     return bool(name) and len(re.findall(rf"\b{name[1]}\b", everything)) == 1
 
 
-def _folded(lines: list[Line]) -> Iterator[Line]:
+def _folded(lines: list[CudaLine]) -> Iterator[CudaLine]:
     """Show the first of neighbouring lines that do the same by the same name."""
     for (kind, _), group in groupby(lines, key=lambda line: (line.kind, _callee(line))):
         own = list(group)
@@ -226,31 +226,31 @@ def _folded(lines: list[Line]) -> Iterator[Line]:
             yield replace(own[0], repeats=len(own) - 1)
 
 
-def _callee(line: Line) -> str:
+def _callee(line: CudaLine) -> str:
     found = re.match(r"\s*(?:\(\w+\) )?(\w*)", line.text)
     return found[1] if found and line.kind != INDEX else ""
 
 
-def _first_tile(lines: list[Line]) -> list[Line]:
+def _first_tile(lines: list[CudaLine]) -> list[CudaLine]:
     """Keep of a ring's turn that is written out the first k tile, from one wait for a tile to the next."""
     waits = [place for place, line in enumerate(lines) if line.kind == WAIT]
     same = [place for place in waits if lines[place].note == lines[waits[0]].note]
     if "int turn" not in lines[0].text or len(same) < 2:
         return lines
     length = same[1] - same[0]
-    told = Line(f"  … as often as there are stages: {len(same)} k tiles in a turn", OTHER)
+    told = CudaLine(f"  … as often as there are stages: {len(same)} k tiles in a turn", OTHER)
     behind = [line for line in lines[1 + len(same) * length : -1] if line.text.strip().startswith("phase")]
     return [*lines[: 1 + length], told, *behind, lines[-1]]
 
 
-def _without_repetition(lines: list[Line]) -> list[Line]:
+def _without_repetition(lines: list[CudaLine]) -> list[CudaLine]:
     """Keep a part with a multiplication once where it is written out several times with other constants."""
     while (shorter := _with_one_repetition_less(lines)) != lines:
         lines = shorter
     return lines
 
 
-def _with_one_repetition_less(lines: list[Line]) -> list[Line]:
+def _with_one_repetition_less(lines: list[CudaLine]) -> list[CudaLine]:
     shapes = [(line.kind, _callee(line)) for line in lines]
     for begin in range(len(lines)):
         for period in range(SHORTEST, (len(lines) - begin) // 2 + 1):
@@ -260,12 +260,12 @@ def _with_one_repetition_less(lines: list[Line]) -> list[Line]:
             if times > 1 and MULTIPLY in {kind for kind, _ in part}:
                 more = "once more" if times == 2 else f"{times - 1} times more"
                 indent = lines[begin].text[: len(lines[begin].text) - len(lines[begin].text.lstrip())]
-                told = Line(f"{indent}… {more}, with the constants of the next stages or steps", OTHER)
+                told = CudaLine(f"{indent}… {more}, with the constants of the next stages or steps", OTHER)
                 return [*lines[: begin + period], told, *lines[begin + times * period :]]
     return lines
 
 
-def _said_once(lines: list[Line]) -> list[Line]:
+def _said_once(lines: list[CudaLine]) -> list[CudaLine]:
     """Keep a note only where it stands for the first time."""
     said: set[str] = set()
     found = []

@@ -22,9 +22,9 @@ from tensorir_ladder.reports.page import records_table
 from tensorir_ladder.reports.timelines import Lives, lives, lives_table, loads, multiplications
 from tensorir_ladder.reports.web.lessons import code, measured, plan, waves
 from tensorir_ladder.reports.web.lessons import lives as pictures
-from tensorir_ladder.reports.web.lessons.cuda import Line, main_loops
+from tensorir_ladder.reports.web.lessons.cuda import CudaLine, main_loops
 from tensorir_ladder.reports.web.lessons.facts import HALF_FROM, Facts
-from tensorir_ladder.reports.web.sources import Sources
+from tensorir_ladder.reports.web.sources import SiteSources
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.step import Step
 
@@ -70,7 +70,7 @@ PARTS = {
 class Lesson:
     """A step's lesson; ``facts`` are those of the GPU that its text speaks of."""
 
-    sources: Sources
+    sources: SiteSources
     step: Step
     facts: Facts
 
@@ -313,7 +313,7 @@ class Lesson:
 
     # --- the generated code ------------------------------------------------------------------------------------------
     @cached_property
-    def loops(self) -> list[tuple[str, list[Line]]]:
+    def loops(self) -> list[tuple[str, list[CudaLine]]]:
         """The kernel's main loop, or those of its roles, each with a title."""
         found = main_loops(self.kernel)
         names = ROLES if len(found) > 1 else ("",)

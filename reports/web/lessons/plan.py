@@ -35,7 +35,7 @@ ASYNC = "software_pipeline_async_stages"
 
 
 @dataclass(frozen=True)
-class Statement:
+class PlanStatement:
     """A statement of a pipelined loop: TVM's name, its pipeline stage, its place in the body, and if it is awaited."""
 
     name: str
@@ -54,7 +54,7 @@ class LoopPlan:
     """A k loop's pipeline with a number of stages: its statements in the loop's order, and all of it as text."""
 
     stages: int
-    statements: tuple[Statement, ...]
+    statements: tuple[PlanStatement, ...]
     pseudo: str
     explained: str
 
@@ -78,7 +78,7 @@ class LoopPlan:
         names = [self.phase(column) for column in range(self.columns)]
         return [(name, names.count(name)) for name in dict.fromkeys(names)]
 
-    def tile(self, statement: Statement, column: int) -> int | None:
+    def tile(self, statement: PlanStatement, column: int) -> int | None:
         """Return which k tile a statement works on in a time step; None where it has nothing to do."""
         tile = column - statement.stage
         return tile if 0 <= tile < SHOWN_TILES else None
@@ -96,7 +96,7 @@ def plan_of(kernel: Kernel) -> LoopPlan | None:
     noted = sch.get(loops[0]).annotations
     stage, order, asynchronous = ([int(value) for value in noted.get(name, [])] for name in (STAGE, ORDER, ASYNC))
     statements = tuple(
-        Statement(own.name, stage[place], order[place], stage[place] in asynchronous)
+        PlanStatement(own.name, stage[place], order[place], stage[place] in asynchronous)
         for place, own in enumerate(statements_under(sch, loops[0]))
     )
     explained = "\n\n".join(explain_pipeline(sch, loop) for loop in loops)

@@ -22,21 +22,21 @@ from tensorir_ladder.reports.paths import Paths
 from tensorir_ladder.reports.web import compare, machine_code, packing
 from tensorir_ladder.reports.web.listings import case_of, compiled_for_reports, kernels, listings
 from tensorir_ladder.reports.web.page import File
-from tensorir_ladder.reports.web.sources import Sources
+from tensorir_ladder.reports.web.sources import SiteSources
 
 LINES = st.lists(st.sampled_from(["", "a", "b", "  c {", "}"]), max_size=12).map("\n".join)
 
 
 @pytest.fixture(scope="module")
-def committed() -> Sources:
+def committed() -> SiteSources:
     """The committed records."""
-    return Sources.of(Paths.of())
+    return SiteSources.of(Paths.of())
 
 
-def sources_of(folder: Path, *records: Any) -> Sources:
+def sources_of(folder: Path, *records: Any) -> SiteSources:
     for one in records:
         one.save(folder)
-    return Sources.of(Paths.of(folder))
+    return SiteSources.of(Paths.of(folder))
 
 
 def data_of(file: File) -> Any:
@@ -72,7 +72,7 @@ def test_what_is_no_whole_compressed_file_is_refused(monkeypatch: pytest.MonkeyP
         packing.unpack_bytes(whole, "file")
 
 
-def test_kernels_are_those_of_records_and_every_variant_once(committed: Sources) -> None:
+def test_kernels_are_those_of_records_and_every_variant_once(committed: SiteSources) -> None:
     found = kernels(committed)
     assert len({kernel.identity for kernel in found}) == len(found)
     measured = {kernel.record.key for kernel in found if kernel.record}
@@ -100,7 +100,7 @@ def test_a_kernel_that_its_step_refuses_has_no_texts_and_the_others_have(tmp_pat
     assert set(next(iter(made.values())).texts) == {"schedule", "tir", "lowered", "cuda"}
 
 
-def test_kernels_of_one_text_on_two_gpus_share_it(committed: Sources) -> None:
+def test_kernels_of_one_text_on_two_gpus_share_it(committed: SiteSources) -> None:
     pair = [k for k in kernels(committed) if (k.step, k.shape) == (4, (1024,) * 3) and k.default]
     assert len({kernel.gpu for kernel in pair}) == 2
     made = listings(pair, jobs=1)
@@ -108,7 +108,7 @@ def test_kernels_of_one_text_on_two_gpus_share_it(committed: Sources) -> None:
     assert all(made[kernel.key].source_sha256 == kernel.record.source_sha256 for kernel in pair)
 
 
-def test_machine_code_counts_for_its_own_cuda_alone(committed: Sources, tmp_path: Path) -> None:
+def test_machine_code_counts_for_its_own_cuda_alone(committed: SiteSources, tmp_path: Path) -> None:
     code = machine_code.read(RESULTS)
     step5 = next(k for k in compiled_for_reports(committed) if (k.step, k.variant) == (5, "async"))
     listing = listings([step5], jobs=1)[step5.key]
@@ -122,7 +122,7 @@ def test_machine_code_counts_for_its_own_cuda_alone(committed: Sources, tmp_path
     assert set(compare.texts({"0" * 64: other}, code)["texts"]["0" * 64]) == {"schedule", "tir", "lowered", "cuda"}
 
 
-def test_the_committed_machine_code_is_of_todays_cuda(committed: Sources) -> None:
+def test_the_committed_machine_code_is_of_todays_cuda(committed: SiteSources) -> None:
     code = machine_code.read(RESULTS)
     quick = {kernel.text_key: kernel for kernel in compiled_for_reports(committed) if kernel.step <= 5}
     for kernel in quick.values():
@@ -130,7 +130,7 @@ def test_the_committed_machine_code_is_of_todays_cuda(committed: Sources) -> Non
         assert known, f"{kernel.identity}: where there is a CUDA compiler, {machine_code.COMMAND}"
 
 
-def test_the_recorded_cubins_are_those_that_were_measured(committed: Sources) -> None:
+def test_the_recorded_cubins_are_those_that_were_measured(committed: SiteSources) -> None:
     code = machine_code.read(RESULTS)
     same = compiler = 0
     for one in committed.results.records:
@@ -164,7 +164,7 @@ def test_machine_code_that_somebody_altered_is_refused(tmp_path: Path, changed: 
 
 
 @pytest.mark.compiler
-def test_machine_code_is_written_and_read_again(committed: Sources, tmp_path: Path) -> None:
+def test_machine_code_is_written_and_read_again(committed: SiteSources, tmp_path: Path) -> None:
     from tensorir_ladder.kernels.codegen.toolchain import find_tool
 
     if find_tool("cuobjdump") is None:

@@ -14,7 +14,7 @@ import pytest
 
 from tensorir_ladder.reports.paths import Paths
 from tensorir_ladder.reports.web.listings import compiled_for_reports
-from tensorir_ladder.reports.web.sources import Sources
+from tensorir_ladder.reports.web.sources import SiteSources
 
 pytestmark = pytest.mark.browser
 Open = Callable[..., Any]
@@ -217,7 +217,7 @@ def test_machine_code_of_every_default_kernel_is_in_the_site(site: Path) -> None
 
     # Others are kernels of records that the steps of today refuse.
     shown = {kernel["id"]: kernel["text"] for kernel in read("index")["kernels"] if "text" in kernel}
-    own = compiled_for_reports(Sources.of(Paths.of()))
+    own = compiled_for_reports(SiteSources.of(Paths.of()))
     assert len(own) > 50
     for step in {kernel.step for kernel in own}:
         texts = read(f"step{step}")["texts"]

@@ -27,15 +27,15 @@ from tensorir_ladder.reports.web.lessons.cuda import BARRIER, WAIT, main_loops, 
 from tensorir_ladder.reports.web.lessons.facts import Facts, reference_gpu
 from tensorir_ladder.reports.web.lessons.lesson import Lesson
 from tensorir_ladder.reports.web.page import Page, render
-from tensorir_ladder.reports.web.sources import Sources
+from tensorir_ladder.reports.web.sources import SiteSources
 from tensorir_ladder.schedules.workloads import Matmul
 
 TEXTS = Path(lives.__file__).parents[2] / "templates" / "web" / "lessons"
 
 
 @cache
-def sources() -> Sources:
-    return Sources.of(Paths.of())
+def sources() -> SiteSources:
+    return SiteSources.of(Paths.of())
 
 
 def lesson(number: int) -> Lesson:
@@ -179,7 +179,7 @@ def test_a_trace_has_every_bar_of_its_timeline() -> None:
     assert {event["tid"] for event in spans} == rows
 
 
-def rendered(own: Sources, *numbers: int) -> list[str]:
+def rendered(own: SiteSources, *numbers: int) -> list[str]:
     """Render lessons, with links to all of the site's lessons."""
     made = [page for page in pages(own) if isinstance(page, Page)]
     wanted = [f"lessons/step{number}.html" for number in numbers]
@@ -188,7 +188,7 @@ def rendered(own: Sources, *numbers: int) -> list[str]:
 
 def test_lessons_without_records_say_so(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
-    texts = rendered(Sources.of(Paths.of(tmp_path / "results")), 5, 10, 13)
+    texts = rendered(SiteSources.of(Paths.of(tmp_path / "results")), 5, 10, 13)
     assert len(texts) == 3
     assert all("not measured" in text or "Not measured" in text for text in texts)
     assert not re.search(r'class="figure"', "".join(texts))

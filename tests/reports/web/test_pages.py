@@ -35,11 +35,11 @@ from tensorir_ladder.reports.sweeps import product_sweeps, stream_sweeps
 from tensorir_ladder.reports.web import build, extra, models, overview, shapes, stages
 from tensorir_ladder.reports.web.charts import chart
 from tensorir_ladder.reports.web.page import File, Page, check_addresses, highlight, relative, render
-from tensorir_ladder.reports.web.sources import ROOT, Sources
+from tensorir_ladder.reports.web.sources import ROOT, SiteSources
 
 
-def sources_of(folder: Path) -> Sources:
-    return Sources.of(Paths.of(folder))
+def sources_of(folder: Path) -> SiteSources:
+    return SiteSources.of(Paths.of(folder))
 
 
 def html_of(module: ModuleType, folder: Path) -> str:
@@ -82,7 +82,7 @@ def test_the_ladders_rows_are_its_records_and_their_commands_are_understood(tmp_
 
 
 def test_the_commands_of_committed_records_are_for_the_projects_root() -> None:
-    sources = Sources.of(Paths.of())
+    sources = SiteSources.of(Paths.of())
     command = sources.again(sources.results.records[0])
     assert command.startswith("ladder run --again reports/results/")
     assert (ROOT / command.split()[-1].partition(":")[0]).is_file()
@@ -264,10 +264,10 @@ def test_code_is_coloured_and_escaped() -> None:
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Sources], Iterator[Page]]], None]:
+def small(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[SiteSources], Iterator[Page]]], None]:
     """Have the site be made by one function, without the charts' script, which takes seconds to bundle."""
 
-    def make(pages: Callable[[Sources], Iterator[Page]]) -> None:
+    def make(pages: Callable[[SiteSources], Iterator[Page]]) -> None:
         monkeypatch.setattr(build, "page_modules", lambda: [SimpleNamespace(pages=pages)])
         monkeypatch.setattr(build, "vega_script", lambda: "")
 
@@ -303,7 +303,7 @@ def test_a_site_that_cannot_be_made_leaves_the_one_before(tmp_path: Path, small:
     assert main(["report", "--results", str(tmp_path)]) == 0
     before = (tmp_path / "site" / "index.html").read_text()
 
-    def broken(sources: Sources) -> Iterator[Page]:
+    def broken(sources: SiteSources) -> Iterator[Page]:
         yield from overview.pages(sources)
         yield Page("later.html", "later", "overview.html.j2", {})  # lacks what the template needs
 
@@ -313,7 +313,7 @@ def test_a_site_that_cannot_be_made_leaves_the_one_before(tmp_path: Path, small:
 
 
 def test_a_site_beyond_its_size_is_refused(tmp_path: Path, small: Any, capsys: pytest.CaptureFixture) -> None:
-    def large(sources: Sources) -> Iterator[Page | File]:
+    def large(sources: SiteSources) -> Iterator[Page | File]:
         yield from overview.pages(sources)
         yield File("static/large.js", "x" * build.LARGEST_BYTES)
 
