@@ -45,7 +45,7 @@ def cost_rates(gpu: str | None = None) -> CostRates:
     """
     files = [read(path, _Rates) for path in sorted(RATES.glob("*.json"))]
     quantities = {file.gpu: file.quantities for file in files}
-    known = quantities.get(MODELLED, {}) | quantities.get(gpu, {})
+    known = quantities.get(MODELLED, {}) | quantities.get(gpu or MODELLED, {})
     if missing := [field.name for field in fields(CostRates) if field.name not in known]:
         raise DamagedFile(f"{RATES} has no file of the {MODELLED} with {', '.join(missing)}; {REMEDY}")
     return CostRates(**{field.name: known[field.name].medians[0] for field in fields(CostRates)})

@@ -232,7 +232,7 @@ class _Plans:
         useful = min(most.max(), FILLED * self.machine.multiprocessors // blocks.min())
         counts = np.array([each for each in PARTS if each == 1 or each <= useful])
         clusters = self.clusters
-        priced = self.estimate_all(tiles, counts, clusters)
+        priced = self.estimate_all(tiles, counts.tolist(), clusters)
         by_parts = np.where(counts <= most[:, None], priced.min(axis=(2, 3)), np.inf)
         part = by_parts.argmin(axis=1)
         part = np.where(by_parts[every, part] < SPLIT_PAYS * by_parts[:, 0], part, 0)
