@@ -102,8 +102,8 @@ def as_row(config: Config, planned: Planned) -> Row:
 def scheduled_candidates(problem: Matmul, machine: GpuSpec) -> list[Case]:
     """List the schedules that a product is timed with: what is chosen today first, then those that cost little more.
 
-    The cheapest plan of each of a few tiles, and a few other plans of these. Each case says all that it does beside its
-    tile (``planned``).
+    The best plan of each of a few tiles, and a few plans that differ from it in a single field. Each case has its plan
+    (``planned``).
     """
     sees = machine.for_choices()
     step, _ = choose_step(problem, sees)
@@ -119,12 +119,11 @@ def scheduled_candidates(problem: Matmul, machine: GpuSpec) -> list[Case]:
     for found, variant in priced:
         tile, stages = found.choice.tile, found.choice.stages
         case = Case(step, problem, variant, tile, machine, stages, planned=found.planned)
-        if best.setdefault((variant, found.choice), case) is not case:
-            others.append(case)
+        first = best.setdefault((variant, found.choice), case)
+        if sum(one != other for one, other in zip(case.planned, first.planned)) == 1:
+            others.append((first, case))
     likeliest = list(best.values())[:LIKELIEST]
-    tiles = {(case.variant, case.tile, case.stages) for case in likeliest}
-    others = [case for case in others if (case.variant, case.tile, case.stages) in tiles]
-    return [*likeliest, *others[:OTHERWISE]]
+    return [*likeliest, *[case for first, case in others if first in likeliest][:OTHERWISE]]
 
 
 def time_schedules(taken: Sequence[Case], backend: GpuBackend, compiler: Compiler) -> tuple[list[float], float]:

@@ -31,6 +31,8 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "workloads",
         "tiles",
         "cost",
+        "cycles",
+        "plans",
         "isa",
         "errors",
     ),

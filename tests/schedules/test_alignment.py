@@ -301,7 +301,7 @@ def test_figures_are_those_of_the_kernel_with_the_contraction() -> None:
     padded_a, padded_b, partial = 64 * 2176 * 2, 2176 * 128 * 2, 2 * 64 * 128 * 4
     assert kernel.workspace_bytes == padded_a + padded_b + partial
     assert "A_pad_local" not in kernel.pipeline["statements"], "the copies' own pipeline"
-    alone = built((64, 64, 512), "nn", "fitted")
+    alone = built((64, 64, 512), "nn", "fitted", planned=Planned())
     assert kernel.pipeline["software_pipeline_stage"] == alone.pipeline["software_pipeline_stage"]
     assert (alone.launches, alone.workspace_bytes, alone.main_kernel) == (1, 0, "main_kernel")
     assert alone.body.startswith('extern "C" __global__')
