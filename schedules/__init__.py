@@ -10,6 +10,7 @@ tensor_cores : mma.sync, wgmma, fragments
 recipes : compositions that work, for others' loop nests
 workloads : functions to schedule
 tiles, cost, isa : tiles, what they cost on a machine, and what the machine's instructions are
+plans, cycles : which tile a product should have, and what its schedule does besides
 errors : what is raised where something cannot be right
 
 ::

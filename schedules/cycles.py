@@ -1,9 +1,9 @@
 """Estimate the cycles of a product's schedule from its tile and its plan, for many schedules at once.
 
 There is one formula for each way to multiply and to load operands: warps on SIMT cores, warpgroups whose threads copy,
-and warpgroups that load by TMA. Schedules are arrays here, so that thousands are priced in a millisecond. Where the
-machine has trees (:mod:`.trees`), they correct the formula by the tail effects of each shape: the last tile, the last
-round of blocks, the last k tile. Estimates decide an order; results never depend on them.
+and warpgroups that load by TMA. Schedules are arrays here, so that thousands are priced at once. If the machine has
+regression trees (:mod:`.trees`), they correct the formula for the tail effects of each shape: the last tile, the last
+round of blocks, the last k tile. Estimates rank schedules; results never depend on them.
 """
 
 from __future__ import annotations
@@ -44,38 +44,39 @@ from tensorir_ladder.schedules.workloads import Matmul
 # SIMT kernels by warps, fitted to 3,069 kernels on 259 shapes (float32, H200). On shapes left out of the fit, the
 # kernel that the formula ranks first has 0.986 of the fastest one's speed (geometric mean).
 SIMT_MULTIPLY_ADDS = 128  # per cycle of a multiprocessor
-SIMT_TURNS = 1.1  # cycles of a multiply-add while enough warps are resident
+SIMT_TURNS = 1.1  # cycles per multiply-add with enough resident warps
 SIMT_TO_HIDE, SIMT_BARRIERS = 0.23, 3.13  # factors of simt_warps_to_hide and barrier_cycles
-SIMT_UNHIDDEN = 0.31  # share of the shorter of computing and reading device memory that takes time
+SIMT_UNHIDDEN = 0.31  # fraction of min(compute, device memory time) that is not hidden
 SIMT_ADDING = 1.38  # factor of adding parts at the L2 cache's rate
 SIMT_STARTING = 3590  # cycles from a block's start to its first multiply-add, without instruction fetch
-SIMT_AGAIN = 0.35  # share of that in later rounds of blocks, while other blocks compute
-SIMT_IN_ALL = 0.956  # factor of the sum, from 7,200 kernels on 400 products in two later runs
-TALL_TURNS = 1.11  # factor of warp tiles with more rows than columns
-FEW_SUMS, FEW_SUMS_TURNS = 64, 1.47  # threads with fewer sums load more operands for each: the factor
-DEEP_CODE, DEEP_TURNS = 2048, 1.04  # factor of k tiles with at least so many unrolled multiply-adds a thread
-AHEAD_TURNS = 0.95  # factor of threads that load operands a step ahead
+SIMT_AGAIN = 0.35  # fraction of the start-up cost that each later round of blocks pays
+SIMT_IN_ALL = 0.956  # overall calibration factor, of 7,200 kernels on 400 products
+# Factors of the cycles per multiply-add.
+TALL_TURNS = 1.11  # warp tiles with more rows than columns
+FEW_SUMS, FEW_SUMS_TURNS = 64, 1.47  # threads with fewer sums, which load more operands for each
+DEEP_CODE, DEEP_TURNS = 2048, 1.04  # k tiles with at least so many unrolled multiply-adds a thread
+AHEAD_TURNS = 0.95  # threads that load operands a step ahead
 CODE_CYCLES = 0.98  # instruction fetch of an unrolled multiply-add, in each round of blocks
-KEPT_CODE, FETCHED_CYCLES = 3750, 5.9  # unrolled multiply-adds that the instruction cache holds; cycles of each beyond
+KEPT_CODE, FETCHED_CYCLES = 3750, 5.9  # instruction cache, in unrolled multiply-adds; fetch cycles of each past it
 SHARED_BYTES_PER_CYCLE = 128
-STRAIGHT_EDGE = 5.2  # instructions to copy one element, in units of a multiply-add
+STRAIGHT_EDGE = 5.2  # cost of copying one element to shared memory, in multiply-adds
 ONE_FIRST = 1.022  # factor if one operand is copied by a kernel in front and the other element by element
 # Warpgroups whose threads copy, fitted to 1,434 kernels on 116 shapes and 200 shapes with one kernel each (float16,
 # H200).
 WGMMA_SPLIT_SECTORS = 1.8  # factor of loading rows that are no whole sectors: see :func:`_by_threads`
 WGMMA_LOADS = 1.15  # factor of load_bytes_per_cycle
 WGMMA_SCATTERED = 3.48  # factor of storing if each thread stores its own sums: products smaller than a tile
-WGMMA_COPIED, WGMMA_FRONT = 0.84, 0.52  # factors of a copy's bytes and of copying_us, for a kernel in front
+WGMMA_COPIED, WGMMA_FRONT = 0.84, 0.52  # kernel in front: factors of its bandwidth time and of copying_us
 
 
 class _WarpgroupTimes(NamedTuple):
-    """What a product takes by warpgroups; one set for each way to load operands. Fields may be arrays.
+    """Fitted constants of warpgroup kernels, one set for each way to load operands. Fields may be arrays.
 
-    ``unhidden``: share of the shorter of multiplying and loading a k tile that takes time; ``reading``: the same of
-    reading device memory and all k tiles. ``stored``: factor of stored_results_per_cycle. In cycles: ``latency`` of a
-    k tile's load while others are in flight; ``filling`` from a block's start to its first k tile; ``starting`` of a
-    kernel; ``part`` to add one part more. Factors of storing: ``swapped`` operands, whose pairs of sums lie in two
-    rows; ``astride``, rows that begin within a sector; ``ragged``, tiles whose columns are no whole panels.
+    ``unhidden``: fraction of min(multiplying, loading) of a k tile that is not hidden; ``reading``: fraction of
+    min(device memory reads, k loop) that is not hidden. ``stored``: factor of stored_results_per_cycle. In cycles:
+    ``latency`` of a k tile's load while others are in flight; ``filling`` from a block's start to its first k tile;
+    ``starting`` of a kernel; ``part`` to add one part more. Slowdowns of stores: ``swapped`` operands, whose pairs of
+    accumulators span two rows; ``astride``: rows that begin within a sector; ``ragged``: block_n is no whole panels.
     """
 
     unhidden: Any
@@ -91,12 +92,11 @@ class _WarpgroupTimes(NamedTuple):
 
 
 class _BoxTimes(NamedTuple):
-    """What k tiles take that TMA loads, in cycles. Fields may be arrays.
+    """Fitted cycles of a k tile that TMA loads. Fields may be arrays.
 
-    ``line``: between two cache lines of one multiprocessor; ``l2_line``: the same while all of them load. ``fill``: of
-    shared memory for each row of 128 bytes that arrives; ``operands``: the factor of wgmma's reads of shared memory
-    that arriving rows wait for. ``least``: of a k tile's wait and instructions. ``sync``: of a k tile in a cluster, for
-    each doubling of its blocks.
+    ``line``: per cache line while one multiprocessor loads; ``l2_line``: while all load. ``fill``: shared-memory write
+    of a 128-byte row; ``operands``: factor of wgmma's operand reads, which compete with these writes. ``least``:
+    minimum of a k tile. ``sync``: for each doubling of the cluster.
     """
 
     line: Any
@@ -119,17 +119,17 @@ OWN_WARP = _BoxTimes(line=1.133, l2_line=1.772, fill=1.229, operands=0.362, leas
 CLUSTERED = 0.91  # share of the multiprocessors that clusters of more than two can use: 120 of an H200's 132
 GATHERING = 489  # cycles until a cluster's blocks find room together, in later rounds of blocks
 STORING = 0.55  # share of storing that other resident blocks do not hide
-ALIKE = 32  # tiles whose rows and columns fall into the same steps of so many are nearly the same
+ALIKE = 32  # near-duplicate tiles have equal block_m // 32 and block_n // 32, and equal block_k and threads
 
 
 class Planned(NamedTuple):
     """A schedule's plan: all that it does besides its tile and stages.
 
     ``parts``: how many parts the reduction is split into, which a second kernel adds. ``copied``: which operands (A, B)
-    a kernel in front copies to aligned rows: for warpgroups rows of whole 32-byte sectors, with boxes of whole 128-byte
-    cache lines. Warpgroups always copy rows that are no whole 16-byte vectors, whatever this says; warps copy only such
-    rows, and ignore it for others. ``boxes``: operands are loaded by TMA, in a separate producer warp with
-    ``own_warp``. ``cluster``: (blocks below each other, which share B; blocks next to each other, which share A).
+    a kernel in front copies to aligned rows: of whole 32-byte sectors for cp.async, of whole 128-byte lines for TMA.
+    Rows that are not 16-byte aligned: warpgroups always copy them, SIMT copies them if ``copied`` says so. SIMT ignores
+    it for aligned rows. ``boxes``: operands are loaded by TMA; ``own_warp``: by a separate producer warp. ``cluster``:
+    (blocks down a column, which share B; blocks across a row, which share A).
     """
 
     parts: int = 1
@@ -167,13 +167,13 @@ class ProductSizes(NamedTuple):
 
 
 class ScheduleArrays(NamedTuple):
-    """Schedules as arrays, one element each, or arrays that broadcast: their tiles, then their plans.
+    """Schedules as a structure of arrays that broadcast: first the fields of tiles, then those of plans.
 
-    ``stage_bytes``: shared memory of each stage; ``held_bytes``: of all stages together. ``warps_at_once``: warps of a
-    multiprocessor that registers have room for. Of SIMT tiles: ``sums`` of a thread, ``tall`` warp tiles, ``ahead``:
-    operands loaded a step ahead, ``turn``: k steps of a slice before the next slice's. Of warpgroups: rows ``group_m``
-    and columns ``group_n`` of each, ``across_groups`` next to each other, ``room`` for a producer warp. ``alike``:
-    equal for tiles that are nearly the same.
+    ``stage_bytes``: shared memory of each stage in use (0 for SIMT); ``held_bytes``: shared memory that does not depend
+    on it (0 for warpgroups). ``warps_at_once``: warps of a multiprocessor that registers have room for. Of SIMT tiles:
+    ``sums`` of a thread, ``tall`` warp tiles, ``ahead``: operands loaded a step ahead, ``turn``: k steps of a slice
+    before the next slice's. Of warpgroups: rows ``group_m`` and columns ``group_n`` of each, ``across_groups`` next to
+    each other, ``room`` for a producer warp. ``alike``: equal for near-duplicate tiles.
     """
 
     block_m: Any
@@ -205,7 +205,7 @@ class ScheduleArrays(NamedTuple):
 
     @classmethod
     def of(cls, choices: Sequence[Choice], machine: Machine, itemsize: int) -> ScheduleArrays:
-        """Describe tiles, with the plan of one part and nothing else."""
+        """Describe tiles, with the default plan."""
         return cls(*np.array([_described(each, machine, itemsize) for each in choices]).reshape(-1, _TILE_FIELDS).T)
 
     def as_planned(self, planned: Sequence[Planned]) -> ScheduleArrays:
@@ -214,16 +214,16 @@ class ScheduleArrays(NamedTuple):
         return ScheduleArrays(*self[:_TILE_FIELDS], *np.array(rows, int).T)
 
     def as_first_axis(self, others: int) -> ScheduleArrays:
-        """Return these tiles as the first axis of arrays with so many ``others``."""
+        """Reshape tiles to the first axis of arrays that have ``others`` more."""
         shape = (-1, *[1] * others)
         return ScheduleArrays(*(each.reshape(shape) for each in self[:_TILE_FIELDS]))
 
     def at(self, places: Any) -> ScheduleArrays:
-        """Return some of the schedules by their places."""
+        """Select schedules by index."""
         return ScheduleArrays(*(each[places] if np.ndim(each) else each for each in self))
 
     def blocks(self, sizes: ProductSizes) -> Any:
-        """Count the blocks of one part; a cluster at the edge has all its blocks."""
+        """Count the blocks of one part of the reduction, rounded up to whole clusters."""
         down, across = self.block_m * self.down, self.block_n * self.across
         return ceildiv(sizes.m, down) * ceildiv(sizes.n, across) * (self.down * self.across)
 
@@ -232,10 +232,10 @@ class ScheduleArrays(NamedTuple):
         return ceildiv(ceildiv(k, self.block_k), self.parts)
 
     def resident(self, machine: Machine, stages: Any, own_warp: Any) -> Any:
-        """Count the blocks that a multiprocessor holds at once with so many stages in use; at least one.
+        """Count the resident blocks of a multiprocessor with ``stages`` in use; at least one.
 
-        Each of its four partitions has a quarter of the registers, for whole warps: with 104 registers a thread 16
-        warps fit, which are two blocks of six warps.
+        Each of its four partitions holds whole warps in a quarter of the registers: at 104 registers a thread 16 warps
+        fit, so two blocks of six. A producer warp (``own_warp``) takes a warpgroup's registers.
         """
         held = self.stage_bytes * stages + self.held_bytes
         by_shared = int(machine.target.attrs["max_shared_memory_per_block"]) // held
@@ -243,7 +243,7 @@ class ScheduleArrays(NamedTuple):
         return np.maximum(1, np.minimum(by_shared, by_registers))
 
 
-_TILE_FIELDS = ScheduleArrays._fields.index("parts")  # before what is planned
+_TILE_FIELDS = ScheduleArrays._fields.index("parts")  # the fields before describe tiles, the others plans
 
 
 def _described(choice: Choice, machine: Machine, itemsize: int) -> tuple[int, ...]:
@@ -269,10 +269,9 @@ def ceildiv(size: Any, extent: Any) -> Any:
 
 
 def cycles(kernels: ScheduleArrays, sizes: ProductSizes, machine: Machine) -> np.ndarray:
-    """Return each schedule's cycles by its formula. All are of one family: SIMT, copying threads, or TMA.
+    """Return each schedule's cycles by its formula. All must be of one family: SIMT, copying threads, or TMA.
 
-    Infinite for impossible or useless plans: a copy of rows that are aligned, or that the tile would not align; a
-    cluster of more blocks than there are.
+    Infinite for impossible plans, such as a cluster of more blocks than there are, and for copies that gain nothing.
     """
     if np.max(kernels.sums):
         return _by_warps(kernels, sizes, machine)
@@ -312,10 +311,12 @@ def _by_warps(t: ScheduleArrays, sizes: ProductSizes, machine: Machine) -> np.nd
     turns = turn * ((busiest - last) * waited(resident) + last * waited(np.maximum(last, 1)))
     multiplying = turns * t.block_m * t.block_n * of_part / SIMT_MULTIPLY_ADDS
     a_apart = np.asarray(k * itemsize % VECTOR_BYTES > 0)
-    b_apart = np.asarray(b_row * itemsize % VECTOR_BYTES > 0) & (not nt)  # else transposed on its way
+    b_apart = np.asarray(b_row * itemsize % VECTOR_BYTES > 0) & (
+        not nt
+    )  # a B stored [n, k] is transposed by element, so that alignment does not matter
     a_first, b_first = a_apart & (t.a_copied > 0), b_apart & (t.b_copied > 0)
     a_straight, b_straight = a_apart & (t.a_copied == 0), b_apart & (t.b_copied == 0)
-    # Of a few elements each or single ones, for each element of a tile.
+    # Copy instructions for each element of a tile.
     a_copies = np.where(a_straight, itemsize / np.gcd(k * itemsize, VECTOR_BYTES), 0.0)
     b_copies = 1.0 if nt else np.where(b_straight, itemsize / np.gcd(b_row * itemsize, VECTOR_BYTES), 0.0)
     longer = 1 + STRAIGHT_EDGE * (a_copies / t.block_n + b_copies / t.block_m)
@@ -357,16 +358,15 @@ def _by_threads(t: ScheduleArrays, sizes: ProductSizes, machine: Machine) -> np.
                    + (parts > 1) a second kernel that adds the parts
                    + copies in front
 
-    Rows that are no whole sectors take nearly twice as long if they are not copied: in wgmma's swizzled panels the two
-    halves of such a sector are apart, and cp.async loads the sector twice (1.5 times the sectors in Nsight Compute if
-    every other row begins within one). Rows of whole sectors that straddle cache lines take no longer than others.
-    Zero-filled rows and columns beyond the product take as long as loaded ones.
+    Rows that are no multiple of 32 bytes load 1.8 times slower: the swizzle separates a sector's halves, and cp.async
+    fetches it twice. Rows of whole sectors that straddle cache lines take no longer than others. Zero-filled rows and
+    columns beyond the product take as long as loaded ones.
     """
     rates, (m, n, k, b_row, nt, itemsize) = machine.rates, sizes
     a, b, able = _copied(t, sizes, SECTOR_BYTES)
     a_longer = np.where((k * itemsize % SECTOR_BYTES > 0) & ~a.whole, WGMMA_SPLIT_SECTORS - 1, 0.0)
     b_longer = np.where((b_row * itemsize % SECTOR_BYTES > 0) & ~b.whole, WGMMA_SPLIT_SECTORS - 1, 0.0)
-    wide = t.block_n if nt else ceildiv(t.group_n, PANEL) * PANEL * t.across_groups  # of a B stored [k, n] whole panels
+    wide = t.block_n if nt else ceildiv(t.group_n, PANEL) * PANEL * t.across_groups  # of [k, n] whole panels
     brought = t.block_m + np.minimum(m, t.block_m) * a_longer + wide + np.minimum(n, t.block_n) * b_longer
     loading = brought * t.block_k * itemsize / (WGMMA_LOADS * rates.load_bytes_per_cycle)
     k_tile = _KTile(t.blocks(sizes), machine.multiprocessors, loading, _multiplying(t, machine))
@@ -376,7 +376,7 @@ def _by_threads(t: ScheduleArrays, sizes: ProductSizes, machine: Machine) -> np.
 
 
 def _by_boxes(t: ScheduleArrays, sizes: ProductSizes, machine: Machine) -> np.ndarray:
-    """Estimate warpgroups that load by TMA: as :func:`_by_threads`, with another k tile.
+    """Estimate warpgroups that load by TMA: as :func:`_by_threads`, with a different cost of a k tile.
 
     ::
 
@@ -385,7 +385,7 @@ def _by_boxes(t: ScheduleArrays, sizes: ProductSizes, machine: Machine) -> np.nd
         working  = the longer of multiplying and of shared memory's traffic: rows that arrive, operands for wgmma
         total    = ... + in later rounds, waiting until a cluster's blocks find room together
 
-    A cluster needs tiles for all its blocks, and rows of a box for each. Fitted to measured times.
+    The grid has at least one cluster, and each block loads at least PIECE_ROWS rows of a shared operand.
     """
     m, n, k, _, nt, itemsize = sizes
     times = _WarpgroupTimes(*(np.where(t.own_warp, *both) for both in zip(BY_OWN_WARP, BY_FIRST_WARP)))
@@ -400,7 +400,7 @@ def _by_boxes(t: ScheduleArrays, sizes: ProductSizes, machine: Machine) -> np.nd
     a_lines, b_lines = _lines(t, sizes, a.whole, b.whole)
     busy = np.minimum(blocks * t.parts, room) / all_of_them
     loading = (a_lines / t.across + b_lines / t.down) * np.maximum(box.line, box.l2_line * busy)
-    # Rows of B in shared memory: of panels, if it is stored [k, n], of each instruction its own.
+    # B's rows written to shared memory: block_k of them for each panel if it is stored [k, n].
     arriving = columns if nt else np.minimum(ceildiv(n, PANEL), ceildiv(t.group_n, PANEL) * t.across_groups) * t.block_k
     wide, high = np.where(t.swapped, (t.group_m, t.group_n), (t.group_n, t.group_m))
     groups = t.threads // WARPGROUP
@@ -414,14 +414,14 @@ def _by_boxes(t: ScheduleArrays, sizes: ProductSizes, machine: Machine) -> np.nd
 
 
 class _Rows(NamedTuple):
-    """Whether a kernel in front copies an operand's rows (``first``), and whether they then are ``whole`` units."""
+    """``first``: a kernel in front copies an operand's rows; ``whole``: the copy's rows are whole sectors or lines."""
 
     first: Any
     whole: Any
 
 
 def _copied(t: ScheduleArrays, sizes: ProductSizes, row_bytes: int) -> tuple[_Rows, _Rows, Any]:
-    """Return the rows of A and of B, and whether the plan's copies are possible and change anything."""
+    """Return the rows of A and of B, and whether the plan's copies are legal and useful."""
     _, _, k, b_row, nt, itemsize = sizes
     rows, able = [], np.array(True)
     for length, copied, along in ((k, t.a_copied, t.block_k), (b_row, t.b_copied, t.block_k if nt else t.block_n)):
@@ -458,17 +458,18 @@ def _by_warpgroups(
     """Estimate warpgroups from what a k tile takes, without copies in front."""
     rates, (m, n, k, _, _, itemsize) = machine.rates, sizes
     split, in_boxes = np.asarray(t.parts) > 1, np.asarray(t.boxes) > 0
-    k_tiles = np.maximum(t.k_tiles(k), 2)  # a single one has a second behind it, of zeros
+    k_tiles = np.maximum(t.k_tiles(k), 2)  # a single one is padded with a second one of zeros
     busiest = ceildiv(k_tile.tiles * t.parts, k_tile.multiprocessors)
     together = np.minimum(busiest, t.resident(machine, np.minimum(t.stages, k_tiles), t.own_warp))
     last = busiest % together  # blocks of the last round, which hide less
-    not_asked_for = np.where((np.asarray(t.own_warp) > 0) | (in_boxes & (t.stages <= SHORT_RING)), 1, 2)
-    ahead = np.maximum(1, np.minimum(t.stages - not_asked_for, k_tiles))  # stages of a block that are on their way
+    # Stages of the ring without an outstanding load; then k tiles in flight per block.
+    idle = np.where((np.asarray(t.own_warp) > 0) | (in_boxes & (t.stages <= SHORT_RING)), 1, 2)
+    ahead = np.maximum(1, np.minimum(t.stages - idle, k_tiles))
 
     def one(blocks: Any) -> Any:
-        """Return a k tile's cycles with so many resident blocks."""
+        """Return a k tile's cycles with ``blocks`` resident."""
         waiting, loading = times.latency / (blocks * ahead), k_tile.loading
-        if np.max(t.boxes):  # whose lines arrive unevenly: neither limit is reached beside the other
+        if np.max(t.boxes):  # lines arrive unevenly: a smooth maximum of throughput and latency
             loading = np.cbrt(loading * loading * loading + waiting * waiting * waiting)
         else:
             loading = np.maximum(loading, waiting)
@@ -496,7 +497,7 @@ def _by_warpgroups(
 def _lines(t: ScheduleArrays, sizes: ProductSizes, a_whole: Any, b_whole: Any) -> tuple[Any, Any]:
     """Return how many cache lines of A and of B a k tile's boxes touch; ``whole``: the rows are whole lines.
 
-    A row that begins within a line may touch one line more. This returns the mean over the offsets that occur.
+    A row that begins within a line may touch one line more. Averaged over the possible start offsets.
     """
     m, n, k, b_row, nt, itemsize = sizes
 
@@ -519,9 +520,9 @@ def _lines(t: ScheduleArrays, sizes: ProductSizes, a_whole: Any, b_whole: Any) -
 
 
 def _copying(rows: Any, k: Any, machine: Machine, itemsize: int, share: float = 1.0, front: float = 1.0) -> Any:
-    """Return the cycles of a kernel in front that copies so many rows of k elements.
+    """Return the cycles of a kernel in front that copies ``rows`` of k elements.
 
-    ``share``: factor of the bytes' time; ``front``: factor of the shortest kernel's time.
+    ``share`` scales the bandwidth term, ``front`` the shortest kernel's time.
     """
     rates, copied_bytes = machine.rates, rows * k * itemsize
     longer = (share * 2 * copied_bytes / rates.copying_gb_s + front * 1e3 * rates.copying_us) * CLOCK_GHZ

@@ -1,7 +1,7 @@
 """Choose a product's tile and plan from all that its schedule can do, without measuring.
 
-:mod:`.cycles` estimates all tiles with all plans at once; trees then correct the estimates of the best tiles and of
-plans close to theirs. Results never depend on the choice.
+The formulas in :mod:`.cycles` rank all tiles with all plans; regression trees then rank the first CORRECTED tiles, and
+plans close to theirs, again. Results never depend on the choice.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from tensorir_ladder.schedules.tiles import (
 )
 from tensorir_ladder.schedules.workloads import Matmul
 
-# Blocks below each other share B, beside each other A.
+# (down, across): blocks down a column share B, blocks across a row share A.
 CLUSTERS = ((1, 1), (2, 1), (1, 2), (4, 1), (1, 4), (2, 2), (4, 2), (2, 4))
 PARTS = (*range(1, 17), *range(18, 33, 2))
-# Bytes to which copies align rows, if the tile's rows are multiples of them.
+# Row alignment in bytes that a copy gives, if the tile's rows allow it.
 UNITS: dict[Formula, int] = {"warps": VECTOR_BYTES, "warpgroups": SECTOR_BYTES, "boxes": ROW_BYTES}
-SPLIT_PAYS = 0.95  # a reduction is split if its estimate is less than this share of the whole one's
-FILLED = 4  # blocks of a multiprocessor, up to which more parts are tried
-CORRECTED = 20  # tiles that the formula ranks first; trees rank them again
-PLANNED_AGAIN = 4  # of these, the first, for which other plans are tried
+SPLIT_PAYS = 0.95  # a reduction is split only if its estimate falls below this share of the whole one's
+FILLED = 4  # parts are tried up to so many blocks per multiprocessor
+CORRECTED = 20  # tiles that trees rank again
+PLANNED_AGAIN = 4  # of these, tiles that also get neighbouring plans
 KEPT = 64  # tile sets whose descriptions are cached
 
 
@@ -55,8 +55,8 @@ class PlannedTile(NamedTuple):
 def choose(tiles: TileSet, problem: Matmul, machine: Machine, *, plans: bool = False) -> Choice:
     """Return the tile and stages with the lowest estimate for a product; the default if the machine can hold none.
 
-    If the machine can hold none of the choices with their stages, fewer stages are tried. ``plans``: the schedule also
-    plans what it does besides its tile, and the best plan counts (:func:`candidates`).
+    If the machine can hold none of the choices with their stages, fewer stages are tried. ``plans``: each tile counts
+    with its best plan (:func:`candidates`).
     """
     able = _fitting(tiles, machine, problem.itemsize)
     if not able.choices:
@@ -70,7 +70,7 @@ def choose(tiles: TileSet, problem: Matmul, machine: Machine, *, plans: bool = F
 
 
 def choice_cost(tiles: TileSet, choice: Choice, problem: Matmul, machine: Machine, *, plans: bool = False) -> float:
-    """Return the estimate that :func:`choose` compares, of one tile and stages; good for an order."""
+    """Return the estimate that :func:`choose` compares, of one tile and stages; use it for ranking only."""
     if not tiles.formula:
         return (tiles.cost or block_tile_cost)(choice, problem, machine)
     alone = _Plans(_one_tile(choice, machine, problem.itemsize), tiles.formula, problem, machine)
@@ -82,9 +82,9 @@ def choice_cost(tiles: TileSet, choice: Choice, problem: Matmul, machine: Machin
 def candidates(tiles: TileSet, problem: Matmul, machine: Machine) -> list[PlannedTile]:
     """Return the schedules of a product with the lowest estimates, in order, by tiles that the machine can hold.
 
-    These are the CORRECTED tiles that the formula ranks first, with its best plan for each; of tiles that are nearly
-    the same only the first. Trees correct their estimates. For the first PLANNED_AGAIN, plans that differ in a single
-    field are estimated, too: ``ladder calibrate`` times exactly such pairs, so that trees know them.
+    These are the CORRECTED tiles that the formula ranks first, with its best plan for each, without near-duplicates.
+    Trees correct their estimates. The first PLANNED_AGAIN also get the plans that differ in a single field:
+    ``ladder calibrate`` times such pairs, and the trees are fitted to them.
     """
     return _Plans(_fitting(tiles, machine, problem.itemsize), tiles.formula, problem, machine).candidates()
 
@@ -95,7 +95,7 @@ def cheapest_plan(formula: Formula, choice: Choice, problem: Matmul, machine: Ma
 
 
 def able_plans(formula: Formula, choice: Choice, problem: Matmul, machine: Machine, parts: int) -> list[Planned]:
-    """List all plans that a product's schedule can have with a tile and so many parts.
+    """List all plans that a product's schedule can have with a tile and ``parts`` parts.
 
     SIMT schedules ignore ``copied`` for aligned rows and for a B stored [n, k]; both values are listed.
     """
@@ -149,18 +149,21 @@ class _Plans:
 
     @functools.cached_property
     def ways(self) -> tuple[tuple[bool, bool], ...]:
-        """Which operands a kernel in front may copy; the first way copies only what it must, and wins ties."""
+        """Which operands to copy to aligned rows; the first way wins ties.
+
+        Warpgroups list required copies alone first, SIMT lists copying first.
+        """
         problem, unit = self.problem, UNITS[self.formula]
         lengths = problem.k, problem.b_shape[1]
         must, may = ([length * problem.itemsize % each > 0 for length in lengths] for each in (VECTOR_BYTES, unit))
-        if self.formula == "warps":  # aligned rows count as copied
+        if self.formula == "warps":  # the flag is ignored for aligned rows: True alone is listed
             of_a, of_b = ((True, False) if apart else (True,) for apart in may)
             return tuple((a, b) for a in of_a for b in (of_b if problem.layout == "nn" else (a,)))
         of_a, of_b = ((True,) if has_to else (False, True) if pays else (False,) for has_to, pays in zip(must, may))
         return tuple((a, b) for a in of_a for b in of_b)
 
     def aligned_after_copy(self, choice: Choice, copied: tuple[bool, bool]) -> tuple[bool, bool]:
-        """Return which copies have rows of whole sectors or cache lines, since rows are padded to the tile."""
+        """Return which copies have rows of whole sectors or cache lines after padding to the tile."""
         if self.formula == "warps":
             return copied
         along = choice.tile.block_k, choice.tile.block_k if self.problem.layout == "nt" else choice.tile.block_n
@@ -182,7 +185,7 @@ class _Plans:
         return (False, True) if roomy else (False,)
 
     def most_parts(self, tiles: ScheduleArrays) -> np.ndarray:
-        """Return the largest number of parts for each tile: a part has at least as many k tiles as stages."""
+        """Return the most parts of each tile: each has at least ``stages`` k tiles, and at least two."""
         return np.maximum(1, ceildiv(self.problem.k, tiles.block_k) // np.maximum(tiles.stages, 2))
 
     def estimate_all(
@@ -200,7 +203,10 @@ class _Plans:
         return np.broadcast_to(cycles(tried, self.sizes, self.machine), shape)
 
     def has_own_warp(self, tried: ScheduleArrays) -> Any:
-        """Return which schedules get a producer warp: if registers allow, and it costs no second resident block."""
+        """Return which schedules get a producer warp.
+
+        Those whose registers allow it, and whose occupancy it does not lower from two or more blocks to one.
+        """
         if self.formula != "boxes":
             return False
         stages = np.minimum(tried.stages, np.maximum(tried.k_tiles(self.problem.k), 2))
@@ -223,7 +229,7 @@ class _Plans:
         return sorted(found, key=lambda planned: planned.cycles)
 
     def likeliest(self) -> list[tuple[int, Planned]]:
-        """Return the tiles that the formula ranks first, by their place, with its best plan for each."""
+        """Return the tiles that the formula ranks first, as indices, with its best plan for each."""
         tiles, choices = self.tiles.described, self.tiles.choices
         if not choices:
             return []
@@ -239,7 +245,7 @@ class _Plans:
         priced, parts = priced[every, part].reshape(len(choices), -1), counts[part]
         own = np.broadcast_to(self.has_own_warp(tiles._replace(parts=parts)), parts.shape)
         order = priced.min(axis=1).argsort(kind="stable")
-        # The first of tiles that are nearly the same.
+        # Without near-duplicates.
         order = order[np.sort(np.unique(tiles.alike[order], return_index=True)[1])][:CORRECTED]
         found = []
         for number in order.tolist():
@@ -249,7 +255,7 @@ class _Plans:
         return found
 
     def corrected(self, planned: Sequence[tuple[int, Planned]]) -> list[float]:
-        """Return the corrected estimates of tiles, by their place, with a plan each."""
+        """Return the corrected estimates of tiles, given as indices, with a plan each."""
         if not planned:
             return []
         numbers, plans = zip(*planned)
