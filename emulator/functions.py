@@ -1,7 +1,7 @@
-"""Functions that generated CUDA may call, and what the emulator makes of each: the table of docs/method.md.
+"""CUDA functions that the emulator supports, and how exactly it models each: the table of docs/method.md.
 
-``device/functions.h`` computes the mathematical ones, ``device/kernel.h`` and ``device/types.h`` have the others. The
-errors are a GPU's, as the CUDA programming guide and the PTX ISA state them.
+``device/functions.h`` implements the mathematical functions, ``device/kernel.h`` and ``device/types.h`` the others. The
+error bounds are those of the CUDA programming guide and the PTX ISA.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Functions:
-    """Functions that are modelled alike: with ``--use_fast_math``, without it, and a GPU's largest error with it."""
+    """A row of the table: functions, their model with and without ``--use_fast_math``, a GPU's error with it."""
 
     names: str
     fast: str
@@ -22,7 +22,7 @@ class Functions:
 
 
 SAME, NO_ERROR = "the same", "none"
-FLOAT32, FLOAT64 = "C's function of float32", "C's function of float64"
+FLOAT32, FLOAT64 = "the C library's float32 function", "the C library's float64 function"
 MATHEMATICS = (
     Functions("exp2f", "2^x, rounded to float32", FLOAT32, "2 ulp"),
     Functions("expf __expf", "2^p, where p = x · log2 e is rounded to float32", FLOAT32, "2 + ⌊1.173 · abs(x)⌋ ulp"),
@@ -45,24 +45,24 @@ MATHEMATICS = (
         "powf __powf",
         "2^p, where p = y · log2 x is rounded to float32: NaN for negative x, for 0^0 and for infinity^0",
         FLOAT32,
-        "that of its parts: some abs(p) + 2 ulp, and y · 2^-22 between 1/2 and 2",
+        "that of log2 and exp2 together: some abs(p) + 2 ulp, and y · 2^-22 between 1/2 and 2",
     ),
     Functions(
         "sinf __sinf cosf __cosf",
-        "of x / 2π turns, cut off to float32 and to a multiple of 2^-25: 0 for small x, and without bits for large x",
+        "of x / 2π, truncated to float32 and to a multiple of 2^-25: 0 for small x, without precision for large x",
         FLOAT32,
         "2^-21.41 and 2^-21.19 up to π; 2^-20.5 up to 2π; 2^-14.7 up to 100π; no limit beyond",
     ),
-    Functions("tanf __tanf", "`__fdividef(__sinf(x), __cosf(x))`", FLOAT32, "that of its parts"),
+    Functions("tanf __tanf", "`__fdividef(__sinf(x), __cosf(x))`", FLOAT32, "that of its operands"),
     Functions(
         "tanhf __tanhf",
-        "tanh x, rounded to 16 bits; subnormal numbers stay (`tanh.approx`, since CUDA 13)",
+        "tanh x, rounded to 16 bits; subnormals are not flushed (`tanh.approx`, since CUDA 13)",
         FLOAT32,
-        "2^-11 of the result; of an H200, 2^-16.5",
+        "2^-11 relative; 2^-16.5 on an H200",
     ),
     Functions(
         "/ __fdividef",
-        "x · (1 / y), both rounded to float32: 0 for y beyond 2^126, and NaN if x is infinite then",
+        "x · (1 / y), both rounded to float32: 0 for abs(y) beyond 2^126, NaN if x is infinite, too",
         "IEEE division; `__fdividef` as on the left",
         "2 ulp for y from 2^-126 to 2^126",
     ),
@@ -85,22 +85,22 @@ MATHEMATICS = (
     Functions("ceil copysign fabs floor fmod ldexp nearbyint nextafter rint trunc", FLOAT64, SAME, NO_ERROR),
     Functions(
         "hexp hexp10 hexp2 hlog hlog10 hlog2 hrcp hrsqrt hsqrt",
-        "rounded once: half by way of float32, bfloat16 by way of float64",
+        "half computed in float32, bfloat16 in float64; rounded once",
         SAME,
         "1 ulp",
     ),
     Functions(
         "hsin hcos",
-        "half: C's function, rounded once; bfloat16: by way of `sinf`, `cosf`",
+        "half: the C library's function, rounded once; bfloat16: by `sinf`, `cosf`",
         SAME,
         "2 ulp; that of `sinf`",
     ),
-    Functions("htan hatan herf hpow", "by way of `tanf`, `atanf`, `erff`, `powf`", SAME, "that of these"),
-    Functions("htanh", "half: by way of `tanhf`; bfloat16: tanh x, rounded to 16 bits", SAME, "1 ulp"),
+    Functions("htan hatan herf hpow", "by `tanf`, `atanf`, `erff`, `powf`", SAME, "that of these"),
+    Functions("htanh", "half: by `tanhf`; bfloat16: tanh x, rounded to 16 bits", SAME, "1 ulp"),
     Functions("hceil hfloor hrint htrunc __habs", "exact", SAME, NO_ERROR),
     Functions(
         "max min",
-        "of a number and NaN the number, in 16 bits `b`; float32 is flushed",
+        "with a NaN: the other argument, for 16 bits `b`; float32 is flushed",
         "the same, not flushed",
         NO_ERROR,
     ),
@@ -122,15 +122,16 @@ WORD = re.compile(
     r"__align__|__attribute__|alignas|alignof|catch|\w+_cast|decltype|for|if|noexcept|operator|return|sizeof|"
     r"static_assert|switch|template|while"
 )
+# Comments, strings and directives, which are blanked before calls are searched.
 HIDDEN = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:[^"\\\n]|\\.)*"|^[ \t]*#[^\n]*|__launch_bounds__\([^)]*\)', re.S | re.M)
 CALL = re.compile(r"(?<![\w.:>~])([A-Za-z_]\w*) ?\(")
 MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.M)
-# What stands before a name that is declared there, not called.
+# Text before a name that makes it a declaration, not a call.
 DECLARED = re.compile(r"(?<![\w.])(?!(?:return|else|case|do|throw)\b)(?:[A-Za-z_]\w*[*&]?|>|\* __restrict__)\s+$")
 
 
 def unknown_calls(text: str) -> Iterator[tuple[int, str]]:
-    """Yield where text calls a function that neither it nor the emulator has, and the function's name."""
+    """Yield (offset, name) of each call of a function that neither the text nor the emulator defines."""
     bare = HIDDEN.sub(lambda match: re.sub(r"[^\n]", " ", match.group()), text)
     calls, defined = [], set(MACRO.findall(text))
     for match in CALL.finditer(bare):

@@ -1,23 +1,23 @@
 """Step 10, wgmma: tensor cores read operands from shared memory and run asynchronously.
 
-Before, each warp loaded fragments of both operands into registers, and multiplied 16 × 8 × 16 elements at a time.
-Hopper's wgmma multiplies 64 × up to 256 × 16 for a warpgroup, four warps together. It reads operands from shared
+In step 9, each warp loaded fragments of both operands into registers, and multiplied 16 × 8 × 16 elements at a time.
+One wgmma of Hopper computes up to 64 × 256 × 16 for a warpgroup, which is four warps. It reads operands from shared
 memory, needs registers for the sums only, and runs while the warps do something else::
 
     for k:
       wait until tile k has landed;  barrier
       issue wgmma of tile k                              # returns at once
-      start filling the stage of tile k − 2              # cp.async, while the tensor cores multiply
+      load a tile into the stage that tile k − 2 used    # cp.async, while the tensor cores multiply
       wait until wgmma of tile k − 1 is done
 
-What changes: there are no ldmatrix and no operand fragments, tiles are larger, and the next tile's wgmma is queued when
-one ends. Operands are 16-bit, and the target is sm_90a. schedules/tensor_cores/warpgroup.py builds these loops.
-A kernel in front copies operands whose rows are no multiples of 16 bytes to aligned rows.
+What changes: there are no ldmatrix and no operand fragments, tiles are larger, and when one wgmma ends, the next is
+already queued. Operands are 16-bit, and the target is sm_90a. schedules/tensor_cores/warpgroup.py builds these loops.
+A kernel in front copies operands to aligned rows if theirs are no multiples of 16 bytes.
 
 Variants:
 
 - rows: as above; results are stored row by row through shared memory. The default.
-- in_flight: each thread stores its sums directly.
+- in_flight: as rows, but each thread stores its sums directly.
 - awaited: each iteration waits for its own wgmma; the ring then has room for one tile more in flight.
 - fitted, boxes: for products of any shape; see steps/any_shape.py.
 
@@ -71,7 +71,7 @@ def schedule(problem: Matmul, config: Config, *, tensorize: bool = True) -> Sche
         stage_in_panels(sch, block, operand, loops.k_outer, tile.threads, run)
     spread_fragment(sch, initialize_before(sch, block, loops.k_outer), group)
     hide_reads(sch, block)  # wgmma reads shared memory asynchronously
-    in_flight = 0 if config.variant == "awaited" else 1  # wgmma groups at the end of an iteration
+    in_flight = 0 if config.variant == "awaited" else 1  # wgmma groups when an iteration ends
     enough = config.stages if config.k_tiles(problem) > config.stages else max(config.stages, in_flight + 2)
     pipeline_warpgroups(sch, loops.k_outer, enough, in_flight)
     if tensorize:

@@ -1,7 +1,7 @@
 """Step 1, naive: one thread per output element.
 
-The loop nest as mathematics writes it, spread over the GPU: every output element gets a thread of its
-own, which walks the whole of k and keeps its sum in a register::
+The textbook loop nest, with one thread per output element. Each thread walks all of k and keeps its sum in a
+register::
 
     for tile, bound to blockIdx.x:
       for row, column, bound to threadIdx.y, threadIdx.x:
@@ -26,7 +26,7 @@ from tensorir_ladder.steps.thread_tiles import THREAD_TILES
 
 @checked
 def schedule(problem: Matmul, config: Config) -> Schedule:
-    """Give each output a thread of its own; of the tile only the number of threads matters."""
+    """Assign one output to each thread; only the tile's number of threads is used."""
     sch = Schedule(problem.prim_func())
     block = sch.get_sblock("matmul")
     loops = bind_elements(sch, block, config.tile.threads)

@@ -1,8 +1,8 @@
-"""Triton's product: our own plain kernel, tuned over a declared list of blocks, warps and stages.
+"""A peer: a plain Triton matmul that we wrote, tuned over a fixed list of blocks, warps and stages.
 
-``num_stages`` is Triton's own pipeline of the k loop; the kernel has none. 1 is no pipeline; from 2 on loads are
-asynchronous. Of each operand's block Triton 3.6 keeps N − 1 copies in shared memory for N stages in float32, N in
-half precision (by the sizes that it reports for sm_90), so that its 3 stages hold as much as our 2 in float32.
+Triton pipelines the k loop by ``num_stages``; the kernel's source does not. 1 is no pipeline; from 2 on loads are
+asynchronous. For N stages Triton 3.6 buffers N − 1 k tiles in float32 and N in half precision (by the shared memory
+that it reports for sm_90), so that its 3 stages hold as much as our 2 in float32.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ STAGE_COUNTS = (1, 2, 3, 4, 5)
 BAND_HEIGHT = 8  # blocks of rows whose programs share B's blocks in the L2 cache
 FINALISTS_PER_STAGE = 2
 INSTALL_HINT = ".venv/bin/python -m pip install triton (it comes with torch for Linux)"
-# Rows and columns of C, depth of the k blocks, warps. Float32 runs on the FMA pipes, its results in registers: 16 to
-# 64 outputs a thread, for sm_90 without spills (128 outputs a thread spill). Half precision runs on the tensor
-# cores, which want deep k blocks.
+# (block_m, block_n, block_k, warps). Float32 runs on the FMA pipes, with 16 to 64 accumulators a thread: 128 spill on
+# sm_90. Half precision runs on the tensor cores, which need a large block_k.
 FLOAT32_BLOCKS = (
     (32, 32, 32, 2),
     (64, 32, 32, 4),

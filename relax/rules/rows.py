@@ -170,14 +170,10 @@ def _form(
     shape = [expressions.extent(i.dom.extent) for i in first.spatial]
     lengths = [expressions.extent(i.dom.extent) for i in first.reduction]
     rows, columns = v.product(shape), v.product(lengths)
-    along = rows if across else columns
-    if not v.is_multiple(along, count):
+    placed = lanes.place(rows, columns, across)
+    if placed is None:
         return None
-    other = tirx.Var("column" if across else "row", "int32")
-    lanes.bind(other, columns if across else rows)
-    lanes.bind(lanes.vector, v.divided(along, count))
-    number = lanes.vector * count + lanes.lane
-    row, column = (number, other) if across else (other, number)
+    row, column, other = placed
     form = _Form(expressions, lanes, across, row, column, other, rows, columns, [])
     place = v.digits(row, shape)
     lanes.inside += [*zip(place, shape), *zip(v.digits(column, lengths), lengths)]

@@ -178,14 +178,10 @@ def _form(source: v.Source, scan: _Scan, extents: v.Values, count: int, across: 
     lanes = v.Lanes(count, expressions)
     shape = [expressions.extent(iterator.dom.extent) for iterator in scan.others]
     rows, columns = v.product(shape), expressions.extent(scan.axis.dom.extent)
-    along = rows if across else columns
-    if not v.is_multiple(along, count):
+    placed = lanes.place(rows, columns, across)
+    if placed is None:
         return None
-    other = tirx.Var("column" if across else "row", "int32")
-    lanes.bind(other, columns if across else rows)
-    lanes.bind(lanes.vector, v.divided(along, count))
-    number = lanes.vector * count + lanes.lane
-    row, column = (number, other) if across else (other, number)
+    row, column, other = placed
     place = dict(zip([iterator.var for iterator in scan.others], v.digits(row, shape)))
     term = lanes.simplified(expressions.value(scan.term, {**place, scan.step.var: column}))
     place[scan.axis.var] = column

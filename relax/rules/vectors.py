@@ -247,6 +247,21 @@ class Lanes:
         """Note that a variable runs from 0 to ``extent``."""
         self.analyzer.bind(var, ir.Range.from_min_extent(tirx.const(0, "int32"), extent))
 
+    def place(self, rows: ir.Expr, columns: ir.Expr, across: bool) -> tuple[ir.Expr, ir.Expr, tirx.Var] | None:
+        """Lay vectors along the columns, or ``across`` them along the rows.
+
+        Returns the row and the column of a lane, and the variable of the other axis; None if the lanes do not divide
+        the extent that they lie along.
+        """
+        along = rows if across else columns
+        if not is_multiple(along, self.lanes):
+            return None
+        other = tirx.Var("column" if across else "row", "int32")
+        self.bind(other, columns if across else rows)
+        self.bind(self.vector, divided(along, self.lanes))
+        number = self.vector * self.lanes + self.lane
+        return (number, other, other) if across else (other, number, other)
+
     def simplified(self, expression: ir.Expr) -> ir.Expr:
         """Return an expression with indices and conditions on them simplified, its arithmetic as it was."""
 

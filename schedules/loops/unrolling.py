@@ -14,12 +14,12 @@ def unroll_loop(sch: Schedule, loop: SerialLoop, factor: int | None = None) -> i
 
     ::
 
-        before   for k < 16:  body(k)
+        before   for k < 16:  body(k)                                                    # factor = 4
         after    for k_outer < 4:  body(4·k_outer); body(4·k_outer + 1); ... body(4·k_outer + 3)
 
     Indices become constants, loads of one row can be merged into vectors, and the compiler can move
-    loads above arithmetic. A factor beyond the trip count means all of it; one that does not divide it
-    is lowered to the next divisor, so that no iteration needs a predicate. Returns the factor applied.
+    loads above arithmetic. The factor is lowered to the largest divisor of the trip count that does not
+    exceed it, so that no iteration needs a predicate. Returns the factor applied.
 
     Raises
     ------

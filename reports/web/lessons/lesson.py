@@ -1,4 +1,4 @@
-"""One lesson: what its page shows of a step, put together from the step itself, its kernel and the records."""
+"""The data of one step's lesson page, from the step, its generated kernel and the benchmark records."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.step import Step
 
 SMALL_SIZE, LARGE_SIZE = 1024, 4096
-LARGE_FROM = 7  # the step from which a lesson's kernel is that of the large product
-COMPARED_WITH = {8: 4}  # the step whose schedule is the nearest, where that is not the one before
+LARGE_FROM = 7  # the first step that is shown at LARGE_SIZE
+COMPARED_WITH = {8: 4}  # the step that code is compared with, if it is not the previous one
 DEEPEST = 6
 ROLES = ("the producer", "a consumer")
-# Begin and end of the lines that are a schedule's idea, where its whole difference is longer.
+# First and last line of each excerpt that shows a schedule's idea, if the whole difference is longer.
 ESSENCE = {
     5: (("stage, order =", "async_stages ="), ("sch.annotate(loops", "async_stages)")),
     6: (("pipeline_loop(", "unroll_loop("),),
@@ -57,7 +57,7 @@ ESSENCE = {
         ("in_flight =", "multiply_by_wgmma("),
     ),
 }
-# Begin and end of what is shown of an explicit kernel's own source.
+# First and last line of each excerpt of an explicit kernel.
 PARTS = {
     11: (("def fill(", "product.load("), ("def multiply(", "fill((stage"), ("for turn in", "multiply(stage, turns")),
     12: (("if here.warpgroup == 0", "mine.retire_former"),),
@@ -68,7 +68,7 @@ PARTS = {
 
 @dataclass(frozen=True)
 class Lesson:
-    """A step's lesson; ``facts`` are those of the GPU that its text speaks of."""
+    """A step's lesson; ``facts``: measurements of the GPU that the text quotes."""
 
     sources: SiteSources
     step: Step
@@ -109,14 +109,14 @@ class Lesson:
     # --- the code ----------------------------------------------------------------------------------------------------
     @property
     def compared_with(self) -> Step | None:
-        """The step whose code this one's is compared with; None where there is none like it."""
+        """The step that the code is compared with; None for explicit kernels."""
         if self.step.explicit:
             return None
         return self.sources.steps.get(COMPARED_WITH.get(self.number, self.number - 1))
 
     @cached_property
     def file(self) -> str:
-        """The file in which the step's idea stands."""
+        """The file that implements the step."""
         return code.step_source(self.step)[0]
 
     @cached_property
@@ -129,7 +129,7 @@ class Lesson:
 
     @cached_property
     def essence(self) -> list[code.CodeLine]:
-        """The lines that are the idea, where the whole difference is longer; empty else."""
+        """The lines that show the idea; empty if the whole difference is shown."""
         if self.number not in ESSENCE:
             return []
         return code.whole(code.parts(code.step_source(self.step)[1], ESSENCE[self.number]))
@@ -139,14 +139,14 @@ class Lesson:
         return code.parts(source, PARTS[step.number]) if step.number in PARTS else source
 
     def compared(self, form: str) -> str:
-        """Write the address at which this step's kernel stands beside that of the step compared with, in a form."""
+        """Return the address that compares this step's kernel with the other step's, in one view (``form``)."""
         before = self.compared_with or self.sources.steps[self.number - 1]
         sides = [Lesson(self.sources, step, self.facts).identity for step in (before, self.step)]
         return "compare.html#" + urlencode({"left": sides[0], "right": sides[1], "show": form})
 
     @property
     def identity(self) -> str:
-        """The kernel's name in addresses of the page that compares kernels."""
+        """The kernel's name in addresses of compare.html."""
         case = self.case()
         shape = shape_text((self.size,) * 3)
         product = (f"{self.number}:{case.variant}", shape, f"{case.problem.dtype}.{case.problem.layout}")
@@ -155,7 +155,7 @@ class Lesson:
 
     @cached_property
     def aspects(self) -> Table | None:
-        """Return what differs in the generated code from the step before, or the one compared with, by aspect."""
+        """List how the generated code differs from the other step's; that of steps that never ran, from step 11's."""
         from tensorir_ladder.harness.explain import aspects
 
         before = self.sources.steps.get(COMPARED_WITH.get(self.number, 11 if self.step.never_run else self.number - 1))
@@ -195,7 +195,7 @@ class Lesson:
 
     @cached_property
     def plans(self) -> list[plan.LoopPlan]:
-        """The schedule's plan at each stage count of the slider; none of an explicit kernel."""
+        """The loop's plan at each stage count of the slider above 1; empty for explicit kernels."""
         if self.step.explicit:
             return []
         made = [plan.plan_of(self.sources.kernel(self.case(stages))) for stages in self.stage_counts if stages > 1]
@@ -203,12 +203,12 @@ class Lesson:
 
     @cached_property
     def lengths(self) -> tuple[float, float, str, str] | None:
-        """Return how long a k tile's load and multiplication take in the picture, where that is from, and the unit."""
+        """Return the load and multiply times of a k tile in the picture, their source, and the unit."""
         if self.step.never_run:
             return (
                 2.0,
                 1.0,
-                "nobody has measured this step: a load is drawn twice as long as a multiplication",
+                "this step is not measured: a load is drawn twice as long as a multiplication",
                 "lengths",
             )
         if self.lives:
@@ -216,9 +216,9 @@ class Lesson:
             load = statistics.median(span.end - span.begin for span in loads(first))
             roles = [multiplications(first, role) for role in first.roles]
             product = statistics.median(s.end - s.begin for own in roles for s in own if s.seen)
-            told = f"lengths are medians of the measured timeline with {first.stages} "
-            told += f"stage{'s' * (first.stages > 1)}, {self.facts.gpu}"
-            return load / 1e3, product / 1e3, told, "µs"
+            source = f"lengths are medians of the measured timeline with {first.stages} "
+            source += f"stage{'s' * (first.stages > 1)}, {self.facts.gpu}"
+            return load / 1e3, product / 1e3, source, "µs"
         rates = self.facts.rates
         case = self.case()
         ceiling = rates and instruction_ceiling(rates, type(case.tile), case.math)
@@ -226,17 +226,17 @@ class Lesson:
             return None
         gb_s = rates.l2_read_gb_s if self.number >= HALF_FROM else rates.copy_gb_s
         load, product = tile_times(case.tile, case.problem.dtype, rates, ceiling, gb_s)
-        told = f"a load is {rates.dram_latency_ns:.0f} ns and its bytes at a multiprocessor's share of "
-        told += f"{gb_s:,.0f} GB/s, a multiplication the tile's operations at the measured peak, {self.facts.gpu}"
-        return load / 1e3, product / 1e3, told, "µs"
+        source = f"a load takes {rates.dram_latency_ns:.0f} ns and its bytes at a multiprocessor's share of "
+        source += f"{gb_s:,.0f} GB/s, a multiplication the tile's operations at the measured peak, {self.facts.gpu}"
+        return load / 1e3, product / 1e3, source, "µs"
 
     @cached_property
     def time_chart(self) -> Markup | None:
         """The pipeline on an axis of time, by the slider."""
         if not self.stage_counts or self.lengths is None:
             return None
-        load, product, told, unit = self.lengths
-        return plan.time_chart(self.stage_counts, self.chosen_stages, load, product, told, unit)
+        load, product, source, unit = self.lengths
+        return plan.time_chart(self.stage_counts, self.chosen_stages, load, product, source, unit)
 
     # --- what was measured -------------------------------------------------------------------------------------------
     @cached_property
@@ -251,21 +251,21 @@ class Lesson:
 
     @property
     def life_colours(self) -> dict[str, str]:
-        """Return what a timeline's bars are, with their colours."""
+        """The legend of a timeline's bars: names with their colours."""
         return pictures.COLOURS
 
     @property
     def wave_colours(self) -> dict[str, str]:
-        """Return what persistent blocks do, with the colours of it."""
+        """The legend of what persistent blocks do: names with their colours."""
         return waves.COLOURS
 
     def life_table(self, group: Lives) -> Table:
-        """Sum a case's timelines up."""
+        """Summarize a case's timelines."""
         return lives_table(group)
 
     @cached_property
     def brought(self) -> Markup | None:
-        """Draw what the step brought, over sizes."""
+        """Plot this step's and the previous step's ratio to cuBLAS over sizes."""
         return measured.brought_chart(self.sources.results, self.number, self.facts.gpu)
 
     @cached_property
@@ -275,7 +275,7 @@ class Lesson:
 
     @cached_property
     def swept_sizes(self) -> dict[str, str]:
-        """The shapes of that chart, for a choice."""
+        """The shapes in the menu of the stages chart."""
         return measured.swept_sizes(self.facts, self.number)
 
     @property
@@ -289,7 +289,7 @@ class Lesson:
 
     @cached_property
     def counters(self) -> list[Table]:
-        """Hardware counters beside those of the step before."""
+        """Hardware counters of this step and of the previous one."""
         section = self.facts.section(self.number)
         return counters_tables(self.sources.results, self.number, section) if section else []
 
@@ -300,7 +300,7 @@ class Lesson:
         return [(section.title, records_table(section, self.number)) for section in sections]
 
     def latency(self, variant: str, tile: str, size: str) -> measured.Latency | None:
-        """Work the latency arithmetic of a swept case out."""
+        """Return the latency arithmetic of a swept case."""
         return measured.latency_of(self.facts, self.step, variant, tile, size)
 
     def latency_table(self, latency: measured.Latency) -> Table:
@@ -320,7 +320,7 @@ class Lesson:
         return list(zip([*names, *[""] * len(found)], found))
 
     def same_code(self, variant: str, other: str, number: int | None = None) -> bool:
-        """Tell if a variant's kernel is, character for character, that of another, or of another step's."""
+        """Return whether a variant's code is identical to that of ``other`` (of step ``number``)."""
         step = self.sources.steps[number or self.number]
         pair = [replace(self.case(), variant=variant), replace(self.case(), step=step, variant=other)]
         return len({self.sources.kernel(case).body for case in pair}) == 1
@@ -333,12 +333,12 @@ class Lesson:
 
     @cached_property
     def waves(self) -> list[tuple[str, StreamKPlan, int, int]]:
-        """Name shapes, each with its plan, and the k tiles of the busiest block without and with the cut."""
+        """Return each shape's stream-K plan, and the busiest block's k tiles without and with the split."""
         found = waves.waves_of(self.step)
         return [(shape, plans[1], *map(waves.fewest_k_tiles, plans)) for shape, plans in found.items()]
 
     def neighbours(self, steps: Sequence[Step]) -> tuple[Step | None, Step | None]:
-        """Return the step before and the step behind."""
+        """Return the previous step and the next one."""
         own = [step.number for step in steps]
         place = own.index(self.number)
         return (steps[place - 1] if place else None), (steps[place + 1] if place + 1 < len(steps) else None)
