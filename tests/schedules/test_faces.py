@@ -46,7 +46,7 @@ def imports(path: Path) -> Iterator[tuple[str, str]]:
 def test_there_are_five_groups() -> None:
     assert GROUPS == ["loops", "memory", "pipeline", "recipes", "tensor_cores"]
     schedules = importlib.import_module("tensorir_ladder.schedules")
-    assert {*GROUPS, "workloads", "tiles", "cost", "isa", "errors"} == set(schedules.__all__)
+    assert {*GROUPS, "workloads", "tiles", "cost", "cycles", "plans", "isa", "errors"} == set(schedules.__all__)
 
 
 @pytest.mark.parametrize("group", GROUPS)
