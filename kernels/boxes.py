@@ -11,6 +11,7 @@ from tensorir_ladder.kernels.epilogue import (
     BOX_BYTES,
     EIGHT,
     STRIPS,
+    StagedRows,
     pack,
     store_box,
     store_rows,
@@ -83,8 +84,8 @@ class Boxes:
         results = self.results.ptr_to([self._strip_place(group, warp)])
         above = strip // STRIPS * WGMMA_ROWS + warp * (WGMMA_ROWS // WARPS) + strip % STRIPS * EIGHT
         across = self.product.boxes_across * ROW_BYTES
-        held = {"held_rows": EIGHT, "width": self.product.columns, "row_bytes": across, "box_bytes": ROW_BYTES}
-        store_rows(results, self.output, (row + above, column), lane, 0, 1, EIGHT, **held)
+        rows = StagedRows(1, EIGHT, EIGHT, self.product.columns, across, ROW_BYTES)
+        store_rows(results, self.output, (row + above, column), lane, 0, rows)
 
     @T.inline
     def finish(self, here):

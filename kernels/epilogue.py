@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from tvm.ir import Expr
 from tvm.script import tirx as T
@@ -253,16 +254,6 @@ def store_box(tensor_map: Var, product: TileProduct, box: int, address: Expr, ro
 
 
 @T.inline
-def store_through(memory, tensor_map, sums, product, dtype, warpgroup, warp, lane, row, column):
-    """Store a warpgroup's sums through its part of ``memory``, which nobody else uses, to (row, column)."""
-    collect(sums, product, dtype, memory, warpgroup * product.result_bytes, warp, lane)
-    T.ptx.fence.proxy.async_.shared__cta()
-    T.cuda.warpgroup_sync(1 + warpgroup)
-    if warp == 0 and tma.elected():
-        store_boxes(tensor_map, product, memory, warpgroup * product.result_bytes, row, column)
-
-
-@T.inline
 def store_pair(output, row, column, low, high, packed):
     """Store two neighbouring results with one instruction, where a row of an even number of columns has them."""
     if row < output.shape[0] and column < output.shape[1]:
@@ -335,40 +326,39 @@ def store_fragments(
     store_sums(sums, output, place, aligned)
 
 
-def store_rows(
-    results: Expr,
-    output: Buffer,
-    corner: tuple[Expr, Expr],
-    lane: Expr,
-    first: Expr,
-    apart: int,
-    count: int,
-    held_rows: int = WGMMA_ROWS,
-    width: int = PANEL,
-    row_bytes: int = ROW_BYTES,
-    box_bytes: int = BOX_BYTES,
-) -> None:
-    """Emit a warp's stores of some rows of 16-bit results to the output, whose rows may have any length.
+class StagedRows(NamedTuple):
+    """A warp's share of 16-bit results in shared memory: ``count`` rows, ``apart`` from each other, of ``held_rows``.
 
-    The results are at an address in shared memory, and belong to the output's ``corner``: rows of 128 bytes, whose
-    pieces are swizzled by eight rows, ``row_bytes`` apart, and more columns than 64 ``box_bytes`` further on. The warp
-    has ``count`` rows, ``first``, ``first + apart`` and so on, as far as there are ``held_rows``: of each all ``width``
-    columns, by the eight and 256 at most, but those beyond the output's edge. Before it stands a barrier of
-    those who wrote these rows.
+    Rows have 128 bytes, with pieces swizzled by eight rows, and begin ``row_bytes`` after one another. Columns beyond
+    64 are ``box_bytes`` further on. ``width``: columns, a multiple of 8 up to 256.
     """
-    sizes = {"apart": apart, "count": count, "held_rows": held_rows, "width": width}
-    sizes |= {"row_bytes": row_bytes, "box_bytes": box_bytes}
-    name = "_".join(["store_rows", *map(str, sizes.values())])
-    if width < LONG:
-        at_once = min(AT_ONCE, count)
-        held = count % at_once == 0 and (apart == 1 or apart * count == held_rows)
-        shares = {"boxes": -(-width // PANEL), "at_once": at_once, "all_held": "true" if held else "false"}
-        text = _STORE_PAIRS.format(name=name, **sizes, **shares)
+
+    apart: int
+    count: int
+    held_rows: int = WGMMA_ROWS
+    width: int = PANEL
+    row_bytes: int = ROW_BYTES
+    box_bytes: int = BOX_BYTES
+
+
+def store_rows(
+    results: Expr, output: Buffer, corner: tuple[Expr, Expr], lane: Expr, first: Expr, rows: StagedRows
+) -> None:
+    """Emit a warp's stores of ``rows`` from shared memory to the output, whose rows may have any length.
+
+    ``results``: the address of what belongs to the output's ``corner``; ``first``: the warp's first row. Rows and
+    columns beyond the output's edge are not stored. Call it after a barrier of the threads that wrote the rows.
+    """
+    name = "_".join(["store_rows", *map(str, rows)])
+    if rows.width < LONG:
+        at_once = min(AT_ONCE, rows.count)
+        held = rows.count % at_once == 0 and (rows.apart == 1 or rows.apart * rows.count == rows.held_rows)
+        shares = {"boxes": -(-rows.width // PANEL), "at_once": at_once, "all_held": "true" if held else "false"}
+        text = _STORE_PAIRS.format(name=name, **rows._asdict(), **shares)
     else:
-        pieces = width // PIECE
+        pieces = rows.width // PIECE
         together = WARP // pieces
-        shares = {"pieces": pieces, "together": together, "turns": -(-count // together)}
-        text = _STORE_PIECES.format(name=name, **sizes, **shares)
-    rows, columns = (int(size) for size in output.shape)
-    given = (results, output.ptr_to([0, 0]), first, lane, *corner, rows, columns)
+        shares = {"pieces": pieces, "together": together, "turns": -(-rows.count // together)}
+        text = _STORE_PIECES.format(name=name, **rows._asdict(), **shares)
+    given = (results, output.ptr_to([0, 0]), first, lane, *corner, *(int(size) for size in output.shape))
     T.evaluate(T.cuda.func_call(name, *given, source_code=text))

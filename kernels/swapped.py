@@ -293,10 +293,11 @@ def _store_rows(
     lane: Expr,
 ) -> None:
     """Emit a warp's stores of every ``warps``-th row of some warpgroups' boxes, side by side from ``corner`` on."""
-    held_boxes = {"width": warpgroups * product.row_tiles * PANEL, "box_bytes": _box_bytes(product)}
-    rows = product.columns
-    place = source.ptr_to([first])
-    epilogue.store_rows(place, output, corner, lane, warp, warps, -(-rows // warps), rows, **held_boxes)
+    width = warpgroups * product.row_tiles * PANEL
+    rows = epilogue.StagedRows(
+        warps, -(-product.columns // warps), product.columns, width, box_bytes=_box_bytes(product)
+    )
+    epilogue.store_rows(source.ptr_to([first]), output, corner, lane, warp, rows)
 
 
 def _store_elements(

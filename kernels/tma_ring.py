@@ -147,9 +147,12 @@ def tma_ring(
         own.mark("epilogue begins")
         if by_tma:
             T.cuda.cta_sync()  # the ring is read by nobody any more: it takes the results
-            epilogue.store_through(
-                ring, matrices.c_map, sums, product, problem.out_dtype, warpgroup, warp, lane, *corner
-            )
+            first = T.meta_var(warpgroup * product.result_bytes)
+            epilogue.collect(sums, product, problem.out_dtype, ring, first, warp, lane)
+            T.ptx.fence.proxy.async_.shared__cta()
+            T.cuda.warpgroup_sync(1 + warpgroup)
+            if warp == 0 and tma.elected():
+                epilogue.store_boxes(matrices.c_map, product, ring, first, *corner)
         else:
             epilogue.store_fragments(sums, product, matrices.c, *corner, warp, lane)
         own.mark("results stored", together=True)

@@ -405,5 +405,5 @@ def _store(
         row = corner[0] + group_row * tile.group_m + row_tile * WGMMA_ROWS
         first = number * product.result_bytes + row_tile * product.boxes_across * epilogue.BOX_BYTES
         behind = (row, corner[1] + group_column * tile.group_n)
-        source, rows = memory.ptr_to([first]), -(-WGMMA_ROWS // warps)
-        epilogue.store_rows(source, output, behind, place[1], place[0], warps, rows, width=product.columns)
+        rows = epilogue.StagedRows(warps, -(-WGMMA_ROWS // warps), width=product.columns)
+        epilogue.store_rows(memory.ptr_to([first]), output, behind, place[1], place[0], rows)
