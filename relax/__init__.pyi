@@ -2,6 +2,7 @@ from .attention import FuseAttention as FuseAttention
 from .explanation import Explanation as Explanation
 from .explanation import Row as Row
 from .explanation import explain as explain
+from .importing import from_torch as from_torch
 from .kernel_products import with_kernels_of_steps as with_kernels_of_steps
 from .linking import link_kernels as link_kernels
 from .passes import ComputeInFloat32 as ComputeInFloat32

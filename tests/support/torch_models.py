@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,18 +19,15 @@ from tvm import relax
 from tvm.ir.transform import PassContext
 from tvm.target import Target
 
-import tensorir_ladder.relax.rules  # noqa: F401 - registers the pipeline
 from tensorir_ladder.harness.execution import gpu_machine
 from tensorir_ladder.harness.machines import GpuSpec
 from tensorir_ladder.harness.whole_models.building import LADDER, Watch
 from tensorir_ladder.harness.whole_models.execution import Emulated, on_the_cpu
+from tensorir_ladder.relax import from_torch
 from tensorir_ladder.relax.rules.rule import is_scheduled
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
-
-ATTENTION = "scaled_dot_product_attention"
-CONVOLUTIONS = [f"conv{rank}d{kind}" for rank in (1, 2, 3) for kind in ("", "_transpose")]
 
 
 @dataclass(frozen=True)
@@ -269,59 +265,11 @@ def efficientnet_b0(size: Size) -> Made:
 # From torch to Relax
 
 
-def float_mask(node: Any, importer: Any) -> Any:
-    """Import attention with a mask of bools as one that is added, and with its scale: TVM's importer takes neither."""
-    mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
-    assert not node.kwargs.get("enable_gqa"), "TVM's importer ignores enable_gqa"
-    emit, known, query = importer.block_builder.emit, dict(importer.env), node.args[0]
-    dtype = known[query].ty.dtype
-    if mask is not None and str(known[mask].ty.dtype) == "bool":
-        zero, never = relax.const(0, dtype), relax.const(float("-inf"), dtype)
-        importer.env[mask] = emit(relax.op.where(known[mask], zero, never))
-    if "scale" in node.kwargs:
-        factor = node.kwargs["scale"] * int(known[query].ty.shape[-1]) ** 0.5
-        importer.env[query] = emit(relax.op.multiply(known[query], relax.const(factor, dtype)))
-    try:
-        return importer._scaled_dot_product_attention(node)
-    finally:
-        importer.env[query] = known[query]
-
-
-@contextlib.contextmanager
-def dtypes_kept() -> Iterator[None]:
-    """Import products in their operands' dtype: TVM's importer asks for float32, and then refuses to add a bias."""
-
-    def keeping(operator: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *given, out_dtype=None, **named: operator(*given, **named)
-
-    linear = relax.op.linear
-    with contextlib.ExitStack() as patches:
-        for place, name in [(relax.op.linear_algebra, "matmul"), *((relax.op.nn, name) for name in CONVOLUTIONS)]:
-            patches.enter_context(mock.patch.object(place, name, keeping(getattr(place, name))))
-        patches.enter_context(mock.patch.object(relax.op, "linear", lambda x, w, b=None, _dtype=None: linear(x, w, b)))
-        yield
-
-
 def imported(made: Made, dynamic: bool, keep_attention: bool) -> tuple[tvm.IRModule, list[np.ndarray]]:
     """Return a model's Relax module and its weights, which ``main`` takes behind its inputs."""
-    from tvm.relax.frontend.torch import from_exported_program  # which imports torch
-
     shapes = tuple(made.dynamic.values()) if dynamic and made.dynamic else None
-    program = torch.export.export(made.module, tuple(made.inputs), dynamic_shapes=shapes)
-    if keep_attention:
-        table = torch.export.default_decompositions()
-        table.pop(torch.ops.aten.scaled_dot_product_attention.default)
-        program = program.run_decompositions(table)
-    with dtypes_kept():
-        mod = from_exported_program(
-            program,
-            custom_convert_map={f"{ATTENTION}.default": float_mask},
-            keep_params_as_input=True,
-            unwrap_unit_return_tuple=True,
-            run_ep_decomposition=not keep_attention,
-        )
-    mod, weights = relax.frontend.detach_params(mod)
-    return mod, [each.numpy() for each in weights.get("main", [])]
+    mod, weights = from_torch(made.module, made.inputs, shapes, keep_attention=keep_attention)
+    return mod, [each.numpy() for each in weights]
 
 
 def halved(made: Made) -> Made:
