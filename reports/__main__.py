@@ -14,7 +14,7 @@ from rich.table import Table as RichTable
 
 from tensorir_ladder.harness.cli import COMMANDS, STATUS, Parser, as_typed, guarded
 from tensorir_ladder.harness.commands import DIFFERENT
-from tensorir_ladder.harness.commands.values import numbers
+from tensorir_ladder.harness.commands.values import UsageError, numbers
 from tensorir_ladder.harness.records import KINDS, RESULTS, read_places
 from tensorir_ladder.reports.cases import grouped
 from tensorir_ladder.reports.cells import Table
@@ -25,7 +25,7 @@ from tensorir_ladder.reports.page import write_pages
 from tensorir_ladder.reports.paths import Paths
 from tensorir_ladder.reports.plot import plots, shape_plots, speed_kind, stage_plots
 from tensorir_ladder.reports.readme import write_readme
-from tensorir_ladder.reports.selection import UsageError, load
+from tensorir_ladder.reports.selection import load
 from tensorir_ladder.reports.shapes import rows as rows_of_shapes
 from tensorir_ladder.reports.shapes import shapes_table
 from tensorir_ladder.reports.sweep_tables import rows, tradeoff_table

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from tensorir_ladder.harness.commands.values import UsageError
 from tensorir_ladder.harness.records import (
     KINDS,
     Line,
@@ -27,7 +28,7 @@ from tensorir_ladder.reports.cases import Shape, grouped, is_size, shape_label
 from tensorir_ladder.reports.paths import Paths
 from tensorir_ladder.reports.plot import peaks
 from tensorir_ladder.reports.readme import pictures, read_document, render_document
-from tensorir_ladder.reports.selection import Results, Section, UsageError, load, section_key
+from tensorir_ladder.reports.selection import Results, Section, load, section_key
 from tensorir_ladder.reports.timelines import BOX, EMPTY_WAIT, EPILOGUE, FULL_WAIT, ROUNDING, spans
 
 FEWEST_ROUNDS = 7

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tensorir_ladder.harness.commands.values import UsageError
 from tensorir_ladder.harness.records import path_name, write_atomically
 from tensorir_ladder.reports.cases import Shape, is_size, steps_text
 from tensorir_ladder.reports.energy import energy_table
@@ -27,7 +28,7 @@ from tensorir_ladder.reports.readme_tables import (
     overview,
     steps_in_short,
 )
-from tensorir_ladder.reports.selection import Results, Section, UsageError, section_key
+from tensorir_ladder.reports.selection import Results, Section, section_key
 from tensorir_ladder.reports.shapes import latest, shapes_table
 from tensorir_ladder.reports.sweeps import has_sweeps, product_sweeps
 from tensorir_ladder.reports.table import measured_on, peers_table, step_label

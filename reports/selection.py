@@ -36,10 +36,6 @@ ARITHMETICS = (("ieee", "float32"), ("ieee", "float16"), ("ieee", "bfloat16"), (
 LAYOUTS = {"nn": "B[K,N]", "nt": "B[N,K]ᵀ"}
 
 
-class UsageError(ValueError):
-    """A command line that asks for something there is none of; the message names the value."""
-
-
 @dataclass(frozen=True)
 class Section:
     """Records that may stand in one table or plot: one GPU, one dtype, one arithmetic, one layout.

@@ -11,9 +11,10 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tensorir_ladder.harness.commands.values import UsageError
 from tensorir_ladder.harness.records import DepthForecast, Record, Resources, StreamRecord
 from tensorir_ladder.reports.cases import Shape, grouped, natural, shape_label, shape_of, slug
-from tensorir_ladder.reports.selection import Results, Section, UsageError
+from tensorir_ladder.reports.selection import Results, Section
 
 TIE_PCT = 1.0  # speeds closer than this are a tie, which the fewer stages win
 CLOSE_PCT = 2.0  # how much speed a recommended depth may lose to the best one and still be called right

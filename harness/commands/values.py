@@ -12,7 +12,7 @@ MOST_DIGITS = 24  # all that could be meant has fewer, and Python refuses to con
 
 
 class UsageError(ValueError):
-    """An option's value that cannot be understood."""
+    """A command line that cannot be understood, or asks for something that does not exist; names the value."""
 
 
 def numbers(text: str, option: str, minimum: int | None = 1) -> list[int]:

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tensorir_ladder.harness.commands.values import UsageError
 from tensorir_ladder.reports import web
 from tensorir_ladder.reports.paths import Paths
-from tensorir_ladder.reports.selection import UsageError
 from tensorir_ladder.reports.web.extra import needed
 from tensorir_ladder.reports.web.page import SECTIONS, File, Page, check_addresses, render
 from tensorir_ladder.reports.web.sources import SiteSources

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from types import ModuleType
 
-from tensorir_ladder.reports.selection import UsageError
+from tensorir_ladder.harness.commands.values import UsageError
 
 EXTRA = ".venv/bin/python -m pip install -e '.[report]'"
 

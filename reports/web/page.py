@@ -11,7 +11,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from tensorir_ladder.reports.selection import UsageError
+from tensorir_ladder.harness.commands.values import UsageError
 from tensorir_ladder.reports.templating import Markdown
 from tensorir_ladder.reports.web.extra import needed
 

@@ -27,10 +27,11 @@ from support.reports_fixtures import (
     write_tensor_cores,
 )
 from tensorir_ladder.harness.cli import parse
+from tensorir_ladder.harness.commands.values import UsageError
 from tensorir_ladder.harness.records import FunctionTimed, ModelRecord, Peer, RulesTimed, ShapeRecord, read_place
 from tensorir_ladder.reports.__main__ import main
 from tensorir_ladder.reports.paths import Paths
-from tensorir_ladder.reports.selection import UsageError, load
+from tensorir_ladder.reports.selection import load
 from tensorir_ladder.reports.sweeps import product_sweeps, stream_sweeps
 from tensorir_ladder.reports.web import build, extra, models, overview, shapes, stages
 from tensorir_ladder.reports.web.charts import chart
