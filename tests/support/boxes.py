@@ -29,7 +29,8 @@ def kernel_of(
     """Step 10's kernel with a plan of its own instead of the cost model's, but for a warp of its own where it may."""
     made, boxes = config(variant, WarpgroupTile.parse(tile), stages), variant == "boxes"
     own_warp = own_warp and boxes and made.tile.leaves_a_warp
-    planned = Planned(parts, copied, boxes, cluster, own_warp)
+    plans = step10_wgmma.STEP.variant(variant).plans
+    planned = Planned(parts, copied, boxes, cluster, own_warp) if plans else None
     sch = step10_wgmma.schedule(problem, replace(made, planned=planned))
     lowered = lower_schedule(sch, HOPPER, f"{problem.shape} {tile} {cluster} {parts} {copied}")
     assert lowered.launch.get("clusterCtaIdx.x", 1) == cluster[0] * cluster[1]
