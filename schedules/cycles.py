@@ -434,7 +434,7 @@ def _copied(t: ScheduleArrays, sizes: ProductSizes, row_bytes: int) -> tuple[_Ro
 
 
 class _KTile(NamedTuple):
-    """What a k tile takes, in cycles: ``loading``, ``working`` on it, and ``meeting`` the cluster's other blocks.
+    """Cost of a k tile in cycles: ``loading``, ``working`` on it, and ``meeting`` the cluster's other blocks.
 
     ``tiles``: block tiles of one part; ``multiprocessors`` that can run them; ``clustered``: blocks are in clusters.
     """

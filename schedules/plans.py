@@ -149,7 +149,7 @@ class _Plans:
 
     @functools.cached_property
     def ways(self) -> tuple[tuple[bool, bool], ...]:
-        """Which operands to copy to aligned rows; the first way wins ties.
+        """List which operands (A, B) may be copied to aligned rows; the first way wins ties.
 
         Warpgroups list required copies alone first, SIMT lists copying first.
         """

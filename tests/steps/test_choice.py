@@ -437,6 +437,12 @@ def test_a_reduction_has_as_many_parts_as_fill_the_gpu(shape: tuple[int, int, in
     assert by_the_formula(choice, problem).parts == parts
 
 
+def test_step_10_s_tiles_are_among_those_of_any_shape() -> None:
+    own, every = STEPS[10].tiles.choices, STEPS[10].tiles_of("fitted").choices
+    assert every[: len(own)] == own
+    assert not any(each.tile.violations(H200.target(), 2, each.stages) for each in every)
+
+
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(("step", "variant"), CHOOSING)
 def test_what_is_chosen_can_be_built_wherever_the_step_can(step: int, variant: str) -> None:
