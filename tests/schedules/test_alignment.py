@@ -403,4 +403,4 @@ def test_functions_of_several_kernels_compute_the_product_on_a_gpu(shape, layout
 @pytest.mark.gpu
 @pytest.mark.parametrize(("shape", "layout"), STRADDLING, ids=str)
 def test_rows_copied_to_whole_sectors_make_the_product_on_a_gpu(shape, layout, compiler) -> None:
-    verify(compiled(built(shape, layout, planned=SECTORS), compiler), GpuBackend(), seeds=(0,))
+    verify(compiled(built(shape, layout, "fitted", planned=SECTORS), compiler), GpuBackend(), seeds=(0,))
