@@ -18,6 +18,7 @@ import tvm
 from tvm import relax
 
 ATTENTION = "scaled_dot_product_attention"
+KEPT = (ATTENTION, "linear", "silu")  # operators that stay whole
 CONVOLUTIONS = [f"conv{rank}d{kind}" for rank in (1, 2, 3) for kind in ("", "_transpose")]
 
 
@@ -62,17 +63,18 @@ def from_torch(
         raise ValueError("the module is in training mode; call module.eval() first")
     with torch.no_grad():
         program = torch.export.export(module, tuple(args), dynamic_shapes=dynamic_shapes)
-    if keep_attention:
-        table = torch.export.default_decompositions()
-        table.pop(torch.ops.aten.scaled_dot_product_attention.default)
-        program = program.run_decompositions(table)
+    table = torch.export.default_decompositions()
+    for name in KEPT:
+        for overload in getattr(torch.ops.aten, name).overloads():
+            table.pop(getattr(getattr(torch.ops.aten, name), overload), None)
+    program = program.run_decompositions(table)
     with _operands_dtypes():
         mod = from_exported_program(
             program,
             custom_convert_map={f"{ATTENTION}.default": _attention, "any.default": _any_of_all},
             keep_params_as_input=True,
             unwrap_unit_return_tuple=True,
-            run_ep_decomposition=not keep_attention,
+            run_ep_decomposition=False,
         )
     mod, weights = relax.frontend.detach_params(mod)
     return mod, list(weights.get("main", []))
