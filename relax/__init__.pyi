@@ -7,6 +7,7 @@ from .kernel_products import with_kernels_of_steps as with_kernels_of_steps
 from .linking import link_kernels as link_kernels
 from .passes import ComputeInFloat32 as ComputeInFloat32
 from .passes import DequantizeInProduct as DequantizeInProduct
+from .passes import FoldConstants as FoldConstants
 from .passes import LegalizeScans as LegalizeScans
 from .passes import ReadTransposed as ReadTransposed
 from .passes import SimplifyShapes as SimplifyShapes

@@ -4,7 +4,10 @@
   add a float16 bias.
 - Attention that stays an operator takes masks of bools or of fewer than four axes, a scale, and fewer heads of keys
   than of queries. TVM's importer refuses the first two and ignores the others.
-- ``any`` over all axes is imported.
+- ``any`` over all axes is imported; running sums of bools are numbers.
+
+Linear layers, attention and silu stay operators, where torch's decompositions write reshapes, float32 products and
+more around them.
 """
 
 from __future__ import annotations
@@ -16,9 +19,11 @@ from unittest import mock
 
 import tvm
 from tvm import relax
+from tvm.tirx import FloatImm
 
 ATTENTION = "scaled_dot_product_attention"
 KEPT = (ATTENTION, "linear", "silu")  # operators that stay whole
+TOKENS_FIRST = [0, 2, 1, 3]
 CONVOLUTIONS = [f"conv{rank}d{kind}" for rank in (1, 2, 3) for kind in ("", "_transpose")]
 
 
@@ -39,8 +44,6 @@ def from_torch(
     module : a ``torch.nn.Module`` in evaluation mode.
     args : example inputs, a tuple of tensors.
     dynamic_shapes : symbolic extents, as ``torch.export.export`` takes them.
-    keep_attention : leave ``scaled_dot_product_attention`` as an operator, for :class:`FuseAttention`, instead of
-        products and a softmax.
 
     Returns the Relax module and the weights, tensors on the CPU in the order of ``main``'s parameters.
 
@@ -71,7 +74,11 @@ def from_torch(
     with _operands_dtypes():
         mod = from_exported_program(
             program,
-            custom_convert_map={f"{ATTENTION}.default": _attention, "any.default": _any_of_all},
+            custom_convert_map={
+                f"{ATTENTION}.default": _attention,
+                "any.default": _any_of_all,
+                "cumsum.default": _running_sum,
+            },
             keep_params_as_input=True,
             unwrap_unit_return_tuple=True,
             run_ep_decomposition=False,
@@ -81,30 +88,42 @@ def from_torch(
 
 
 def _attention(node: Any, importer: Any) -> Any:
-    """Import attention: a mask of bools as one that is added, the scale in the queries, heads of keys repeated."""
-    arguments = dict(zip(("query", "key", "value", "attn_mask"), node.args)) | node.kwargs
-    emit, known = importer.block_builder.emit, dict(importer.env)
-    query, mask = arguments["query"], arguments.get("attn_mask")
-    dtype, heads = known[query].ty.dtype, known[query].ty.shape[1]
-    try:
-        if mask is not None:
-            added = known[mask]
-            if str(added.ty.dtype) == "bool":
-                zero, never = relax.const(0, dtype), relax.const(float("-inf"), dtype)
-                added = emit(relax.op.where(added, zero, never))
-            if missing := len(known[query].ty.shape) - len(added.ty.shape):
-                added = emit(relax.op.expand_dims(added, list(range(missing))))
-            importer.env[mask] = added
-        if arguments.get("scale") is not None:
-            factor = arguments["scale"] * int(known[query].ty.shape[-1]) ** 0.5
-            importer.env[query] = emit(relax.op.multiply(known[query], relax.const(factor, dtype)))
-        if arguments.get("enable_gqa"):
-            for each in dict.fromkeys((arguments["key"], arguments["value"])):
-                shared = int(heads) // int(known[each].ty.shape[1])
-                importer.env[each] = emit(relax.op.repeat(known[each], shared, axis=1))
-        return importer._scaled_dot_product_attention(node)
-    finally:
-        importer.env.update(known)
+    """Import attention of two to four axes, with tokens before heads as TVM's operator has them."""
+    arguments = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), node.args)) | node.kwargs
+    emit = importer.block_builder.emit
+    query, key, value = (importer.env[arguments[name]] for name in ("query", "key", "value"))
+    axes, dtype = query.ty.ndim, query.ty.dtype
+    if not axes == key.ty.ndim == value.ty.ndim <= len(TOKENS_FIRST):
+        raise NotImplementedError(f"attention of operands of {axes} axes, not up to 4: batch, heads, tokens, a head")
+
+    def with_four_axes(each: Any) -> Any:
+        missing = [1] if each.ty.ndim == axes == 3 else [*range(len(TOKENS_FIRST) - each.ty.ndim)]
+        return emit(relax.op.expand_dims(each, missing)) if missing else each
+
+    operands = [with_four_axes(each) for each in (query, key, value)]
+    if arguments.get("enable_gqa"):
+        heads = [int(each.ty.shape[1]) for each in operands]
+        shared = [(each, heads[0] // own) for each, own in zip(operands, heads)]
+        operands = [emit(relax.op.repeat(each, times, axis=1)) if times > 1 else each for each, times in shared]
+    mask = None
+    if arguments.get("attn_mask") is not None:
+        mask = importer.env[arguments["attn_mask"]]
+        if str(mask.ty.dtype) == "bool":
+            mask = emit(relax.op.where(mask, relax.const(0, dtype), relax.const(float("-inf"), dtype)))
+        mask = with_four_axes(mask)
+    by_token = [emit(relax.op.permute_dims(each, TOKENS_FIRST)) for each in operands]
+    scale = None if arguments.get("scale") is None else FloatImm("float32", arguments["scale"])
+    result = relax.op.nn.attention(*by_token, mask, scale, "TopLeft" if arguments.get("is_causal") else None)
+    result = emit(relax.op.permute_dims(emit(result), TOKENS_FIRST))
+    return result if axes == len(TOKENS_FIRST) else emit(relax.op.squeeze(result, [[0, 1], [1]][axes - 2]))
+
+
+def _running_sum(node: Any, importer: Any) -> Any:
+    """Import a running sum; that of bools or short integers is of int64."""
+    values, axis = importer.env[node.args[0]], node.args[1]
+    whole = "float" not in str(values.ty.dtype)
+    dtype = importer._convert_data_type(str(node.kwargs["dtype"])) if node.kwargs.get("dtype") else None
+    return importer.block_builder.emit(relax.op.cumsum(values, axis, dtype or ("int64" if whole else None)))
 
 
 def _any_of_all(node: Any, importer: Any) -> Any:

@@ -27,6 +27,7 @@ from tensorir_ladder.relax.linking import link_kernels
 from tensorir_ladder.relax.passes import (
     ComputeInFloat32,
     DequantizeInProduct,
+    FoldConstants,
     LegalizeScans,
     ReadTransposed,
     SimplifyShapes,
@@ -99,6 +100,7 @@ def fuse_operators(target: Target, kernels: bool = False) -> Pass:
             return mod  # TVM's passes would drop functions that nothing calls
         passes = [
             SimplifyShapes(),
+            FoldConstants(),
             LegalizeScans(),
             *relax.pipeline.library_dispatch_passes(target),
             *([FuseAttention(target)] if kernels else []),
