@@ -10,6 +10,7 @@ from .passes import DequantizeInProduct as DequantizeInProduct
 from .passes import FoldConstants as FoldConstants
 from .passes import LegalizeScans as LegalizeScans
 from .passes import ReadTransposed as ReadTransposed
+from .passes import RecogniseNorms as RecogniseNorms
 from .passes import SimplifyShapes as SimplifyShapes
 from .passes import WidenInRows as WidenInRows
 from .pipelines import fuse_operators as fuse_operators

@@ -13,6 +13,7 @@ more around them.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
@@ -112,7 +113,10 @@ def _attention(node: Any, importer: Any) -> Any:
             mask = emit(relax.op.where(mask, relax.const(0, dtype), relax.const(float("-inf"), dtype)))
         mask = with_four_axes(mask)
     by_token = [emit(relax.op.permute_dims(each, TOKENS_FIRST)) for each in operands]
-    scale = None if arguments.get("scale") is None else FloatImm("float32", arguments["scale"])
+    head = int(query.ty.shape[axes - 1])
+    given = arguments.get("scale")
+    usual = given is None or math.isclose(given * head**0.5, 1, rel_tol=1e-6)  # TVM's own function takes no other in float16
+    scale = None if usual else FloatImm("float32", given)
     result = relax.op.nn.attention(*by_token, mask, scale, "TopLeft" if arguments.get("is_causal") else None)
     result = emit(relax.op.permute_dims(emit(result), TOKENS_FIRST))
     return result if axes == len(TOKENS_FIRST) else emit(relax.op.squeeze(result, [[0, 1], [1]][axes - 2]))

@@ -30,6 +30,7 @@ from tensorir_ladder.relax.passes import (
     FoldConstants,
     LegalizeScans,
     ReadTransposed,
+    RecogniseNorms,
     SimplifyShapes,
     WidenInRows,
 )
@@ -101,6 +102,7 @@ def fuse_operators(target: Target, kernels: bool = False) -> Pass:
         passes = [
             SimplifyShapes(),
             FoldConstants(),
+            RecogniseNorms(),
             LegalizeScans(),
             *relax.pipeline.library_dispatch_passes(target),
             *([FuseAttention(target)] if kernels else []),

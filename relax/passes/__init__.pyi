@@ -4,4 +4,5 @@ from .join_functions import DequantizeInProduct as DequantizeInProduct
 from .join_functions import WidenInRows as WidenInRows
 from .legalize_scans import LegalizeScans as LegalizeScans
 from .read_transposed import ReadTransposed as ReadTransposed
+from .recognise_norms import RecogniseNorms as RecogniseNorms
 from .simplify_shapes import SimplifyShapes as SimplifyShapes

@@ -59,7 +59,6 @@ QUERIES, KEYS = (2, 6, 9, 8), (2, 6, 11, 8)
 MASK = torch.arange(9)[:, None] + 2 >= torch.arange(11)[None]
 
 
-@pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize(
     ("options", "heads", "mask"),
     [
@@ -73,11 +72,29 @@ MASK = torch.arange(9)[:, None] + 2 >= torch.arange(11)[None]
     ],
     ids=["plain", "mask of bools", "mask to add", "scale", "causal", "grouped", "grouped, scale, mask"],
 )
-def test_attention_is_what_torch_computes(options: dict[str, Any], heads: int, mask: Any, keep: bool) -> None:
+def test_attention_is_what_torch_computes(options: dict[str, Any], heads: int, mask: Any) -> None:
     few = (2, heads, 11, 8)
     inputs = [draw(*QUERIES), draw(*few), draw(*few), *([] if mask is None else [mask])]
-    mod = check(Attends(**options), inputs, keep_attention=keep)
-    assert ("R.nn.attention" in mod.script()) is keep
+    mod = check(Attends(**options), inputs)
+    assert "R.nn.attention" in mod.script()
+
+
+@pytest.mark.parametrize("axes", [2, 3])
+@pytest.mark.parametrize("mask", [None, MASK, MASK.float()], ids=["plain", "bools", "to add"])
+def test_attention_of_fewer_axes_is_what_torch_computes(axes: int, mask: Any) -> None:
+    inputs = [draw(*[2][: axes - 2], *shape[2:]) for shape in (QUERIES, KEYS, KEYS)]
+    check(Attends(), [*inputs, *([] if mask is None else [mask])])
+
+
+class CountsTrue(nn.Module):
+    """How many elements so far are above 0."""
+
+    def forward(self, x: Any) -> Any:
+        return torch.cumsum(x > 0, dim=-1)
+
+
+def test_running_sums_of_bools_are_numbers() -> None:
+    check(CountsTrue(), [draw(3, 40)])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

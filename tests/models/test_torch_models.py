@@ -21,7 +21,6 @@ DYNAMIC = [
     (name, "dynamic")
     for name in ("bert_base", "gpt2", "llama3_8b_layer", "qwen2_0_5b", "vit_b16", "whisper_tiny_encoder")
 ]
-ATTENTION = [("llama3_8b_layer", "dynamic, attention"), ("whisper_tiny_encoder", "attention")]
 SANITIZER = "compute-sanitizer"
 MISSING = [library for library in ("transformers", "timm", "torchvision") if find_spec(library) is None]
 
@@ -31,10 +30,10 @@ Check = Callable[[str, object], None]
 
 
 @pytest.mark.emulator
-@pytest.mark.parametrize(("name", "form"), [*STATIC, DYNAMIC[0], DYNAMIC[1], ATTENTION[0]])
+@pytest.mark.parametrize(("name", "form"), [*STATIC, DYNAMIC[0], DYNAMIC[1], DYNAMIC[2]])
 def test_small_models_are_right_in_the_emulator(name: str, form: str) -> None:
     made = make(name, SMALL)
-    mod, weights = imported(made, "dynamic" in form, "attention" in form)
+    mod, weights = imported(made, "dynamic" in form)
     run = InEmulator(mod, MACHINE)
     for inputs in [made.inputs, *([made.others] if "dynamic" in form else [])]:
         reference = in_float32(made.module, inputs)
@@ -44,10 +43,10 @@ def test_small_models_are_right_in_the_emulator(name: str, form: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("name", "form"), [*STATIC, *DYNAMIC, *ATTENTION])
+@pytest.mark.parametrize(("name", "form"), [*STATIC, *DYNAMIC])
 def test_models_are_right_on_the_gpu(name: str, form: str, record_property: Check) -> None:
     made = make(name, REAL)
-    mod, weights = imported(made, "dynamic" in form, "attention" in form)
+    mod, weights = imported(made, "dynamic" in form)
     run = OnGpu(mod, weights)
     made.module.cuda()
     for inputs in [made.inputs, *([made.others] if "dynamic" in form else [])]:

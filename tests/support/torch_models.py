@@ -265,10 +265,10 @@ def efficientnet_b0(size: Size) -> Made:
 # From torch to Relax
 
 
-def imported(made: Made, dynamic: bool, keep_attention: bool) -> tuple[tvm.IRModule, list[np.ndarray]]:
+def imported(made: Made, dynamic: bool) -> tuple[tvm.IRModule, list[np.ndarray]]:
     """Return a model's Relax module and its weights, which ``main`` takes behind its inputs."""
     shapes = tuple(made.dynamic.values()) if dynamic and made.dynamic else None
-    mod, weights = from_torch(made.module, made.inputs, shapes, keep_attention=keep_attention)
+    mod, weights = from_torch(made.module, made.inputs, shapes)
     return mod, [each.numpy() for each in weights]
 
 
@@ -357,7 +357,7 @@ class OnGpu:
 def run_alone(name: str, dynamic: bool) -> None:
     """Run a model of reduced size on the GPU, torch on the CPU alone."""
     made = make(name, REDUCED)
-    mod, weights = imported(made, dynamic, keep_attention=False)
+    mod, weights = imported(made, dynamic)
     run = OnGpu(mod, weights)
     for inputs in [made.inputs, *([made.others] if dynamic else [])]:
         assert np.isfinite(run(inputs)).all()
