@@ -1,3 +1,4 @@
+from .relax.compilation import compile as compile
 from .relax.explanation import explain as explain
 from .relax.rules.for_target import rules as rules
 

@@ -1,4 +1,6 @@
 from .attention import FuseAttention as FuseAttention
+from .compilation import CompiledModule as CompiledModule
+from .compilation import compile as compile
 from .explanation import Explanation as Explanation
 from .explanation import Row as Row
 from .explanation import explain as explain

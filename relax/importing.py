@@ -52,7 +52,8 @@ def from_torch(
     ------
     ModuleNotFoundError : without torch.
     TypeError : for ``args`` that are no tuple or list.
-    ValueError : for a module in training mode, whose dropout and batch norms differ.
+    ValueError : for a module in training mode, whose dropout and batch norms differ, and one that changes its inputs or
+        buffers in place.
     And what ``torch.export`` and TVM's importer raise for a module that they do not take.
     """
     try:
@@ -72,6 +73,9 @@ def from_torch(
         for overload in getattr(torch.ops.aten, name).overloads():
             table.pop(getattr(getattr(torch.ops.aten, name), overload), None)
     program = program.run_decompositions(table)
+    changed = [*program.graph_signature.buffers_to_mutate.values(), *program.graph_signature.user_inputs_to_mutate.values()]
+    if changed:
+        raise ValueError(f"the module changes {', '.join(changed)} in place; return what it makes instead")
     with _operands_dtypes():
         mod = from_exported_program(
             program,

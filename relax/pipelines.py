@@ -43,11 +43,15 @@ from tensorir_ladder.schedules.passes import on_functions
 NAME = "tensorir_ladder"
 
 
-def pipeline(target: Target | str | dict[str, object] | None = None, kernels: bool = True) -> Pass:
+def pipeline(
+    target: Target | str | dict[str, object] | None = None, kernels: bool = True, prepare: bool = False
+) -> Pass:
     """Make the pipeline: operators to functions, fused; our rules; dlight's for what these leave.
 
     ``target`` is the GPU to compile for, by default the one that ``with target:`` names when the pipeline runs. With
-    ``kernels`` off, attention and plain products of many rows are schedules' too, instead of explicit kernels'.
+    ``kernels`` off, attention and plain products of many rows are schedules' too, instead of explicit kernels'. With
+    ``prepare``, what is computed from weights alone becomes a function of its own, ``main_transform_params``, whose
+    results ``main`` takes in the place of the weights.
 
     Raises
     ------
@@ -63,7 +67,7 @@ def pipeline(target: Target | str | dict[str, object] | None = None, kernels: bo
         if chosen is None:
             raise ValueError(f"no target; relax.get_pipeline({NAME!r}, target=...), or run it in `with target:`")
         ours, theirs = rules_with(chosen, kernels), dlight_rules()
-        mod = fuse_operators(chosen, kernels)(mod).clone()  # dlight changes the module that it is given
+        mod = fuse_operators(chosen, kernels, prepare)(mod).clone()  # dlight changes the module that it is given
         with chosen, functions_named(mod):
             mod = dlight.ApplyDefaultSchedule(*ours)(mod)
         with dlight_target(chosen), functions_named(mod), import_quickly():
@@ -87,12 +91,13 @@ def register() -> None:
         relax.register_pipeline(NAME)(pipeline)
 
 
-def fuse_operators(target: Target, kernels: bool = False) -> Pass:
+def fuse_operators(target: Target, kernels: bool = False, prepare: bool = False) -> Pass:
     """Make the passes that turn Relax's operators into fused functions, for ``target``: TVM's, and some of ours.
 
     Products read a transposed operand where it lies (:class:`ReadTransposed`); TVM's own would transpose the weights
     of ``nn.Linear`` by a kernel of its own in every call. With ``kernels``, attention is one launch of an explicit
-    kernel where there is one (``relax.attention``), to be linked by :func:`.linking.link_kernels`.
+    kernel where there is one (``relax.attention``), to be linked by :func:`.linking.link_kernels`. With ``prepare``, what
+    depends on weights alone is lifted out.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="fuse_operators")
@@ -107,6 +112,7 @@ def fuse_operators(target: Target, kernels: bool = False) -> Pass:
             *relax.pipeline.library_dispatch_passes(target),
             *([FuseAttention(target)] if kernels else []),
             ReadTransposed(),
+            *([relax.transform.LiftTransformParams()] if prepare else []),
             ComputeInFloat32(),
             relax.transform.LegalizeOps(legalizations()),
             relax.transform.AnnotateTIROpPattern(),

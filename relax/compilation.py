@@ -1,0 +1,146 @@
+"""Compile PyTorch modules by the pipeline: a call on torch's tensors, in torch's current stream, without copies.
+
+::
+
+    fast = tensorir_ladder.compile(model.eval(), (x,))         # on the GPU where x is
+    y = fast(x)
+
+The module is exported, imported (:func:`.importing.from_torch`) and scheduled; what depends on weights alone is computed
+once, here; CUDA text is compiled by nvcc on all cores, and kept on disk.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import relax
+from tvm.ir.transform import PassContext
+from tvm.target import Target
+
+from tensorir_ladder.kernels.codegen.lowering import cuda_compiler
+from tensorir_ladder.kernels.codegen.toolchain import compile_cubin, require_compiler
+from tensorir_ladder.relax.importing import from_torch
+from tensorir_ladder.relax.pipelines import pipeline
+from tensorir_ladder.relax.rules.tensor_intrinsics import import_quickly
+
+ENTRY = "main"
+PREPARE = "main_transform_params"  # what TVM's LiftTransformParams names the function of weights
+ACCELERATED = (9, 10)  # compute capabilities with instructions of their own: sm_90a, sm_100a
+CUDA_GRAPHS = {"relax.backend.use_cuda_graph": True}
+
+
+def compile(  # noqa: A001 - as torch's
+    module: Any, args: Sequence[Any], dynamic_shapes: Any = None, *, cuda_graphs: bool = True
+) -> CompiledModule:
+    """Compile a PyTorch module for the GPU that its inputs are on.
+
+    ::
+
+        before   y = model(x)                                        # torch's kernels, one for each operator
+        after    y = tensorir_ladder.compile(model, (x,))(x)         # ours, fused
+
+    Parameters
+    ----------
+    module : a ``torch.nn.Module`` in evaluation mode, on the GPU.
+    args : example inputs on the GPU, a tuple of tensors.
+    dynamic_shapes : extents that differ from call to call, as ``torch.export.export`` takes them.
+    cuda_graphs : launch what neither reads an input nor makes an output by CUDA graphs, one for each set of shapes.
+
+    The weights are copied: what becomes of the module's later changes nothing. A call takes tensors like ``args`` and
+    returns what the module does: a tensor, or a tuple of these.
+
+    Raises
+    ------
+    TypeError, ValueError : what :func:`from_torch` raises, and for inputs that are not all on one GPU.
+    NoCompiler : without nvcc.
+    IllegalSchedule : for a GPU older than sm_80, or a function that no rule makes a kernel of.
+    And what ``torch.export`` and TVM's importer raise for a module that they do not take.
+    """
+    given = list(args) if isinstance(args, (tuple, list)) else args
+    mod, weights = from_torch(module, given, dynamic_shapes)
+    devices = {str(getattr(each, "device", "no tensor")) for each in given}
+    if len(devices) != 1 or not devices.pop().startswith("cuda"):
+        where = ", ".join(str(getattr(each, "device", type(each).__name__)) for each in given)
+        raise ValueError(f"inputs are on {where or 'no device'}, not all on one GPU; call .cuda() on module and inputs")
+    import torch
+
+    index = given[0].device.index
+    executable = build(mod, target_of(*torch.cuda.get_device_capability(index)), cuda_graphs=cuda_graphs)
+    return CompiledModule(executable, weights, index)
+
+
+def target_of(major: int, minor: int) -> Target:
+    """Return TVM's target for a compute capability, with its own instructions where it has such."""
+    return Target({"kind": "cuda", "arch": f"sm_{major}{minor}" + "a" * (major in ACCELERATED)})
+
+
+def build(mod: tvm.IRModule, target: Target, *, cuda_graphs: bool = False) -> relax.VMExecutable:
+    """Compile a Relax module by the pipeline, what depends on ``main``'s weights alone as a function of its own.
+
+    Weights are the parameters of ``main`` behind its first ``num_input``, an attribute that importers set. CUDA texts
+    are compiled side by side, on all cores, and kept in the build cache.
+
+    Raises
+    ------
+    NoCompiler : without nvcc.
+    """
+    compiler, arch = require_compiler(), str(target.attrs["arch"])
+    texts: list[str] = []
+
+    def note(source: str) -> bytes:
+        texts.append(source)
+        return b""
+
+    def compiled(source: str) -> bytes:
+        return compile_cubin(source, arch, compiler).data
+
+    mod = pipeline(target, prepare=True)(mod)
+    with PassContext(config=CUDA_GRAPHS if cuda_graphs else {}), import_quickly():
+        with cuda_compiler(note):  # what is to be compiled: TVM asks for one after the other
+            executable = tvm.compile(mod, target)
+        if not texts:  # no GPU at hand: TVM leaves the texts for who has one
+            return executable
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(compiled, dict.fromkeys(texts)))
+        with cuda_compiler(compiled):
+            return tvm.compile(mod, target)
+
+
+class CompiledModule:
+    """A module as it runs on a GPU: ``compiled(*inputs)`` launches its kernels and returns its outputs."""
+
+    def __init__(self, executable: relax.VMExecutable, weights: Sequence[Any], gpu: int) -> None:
+        device = tvm.cuda(gpu)
+        self.gpu, self.machine = gpu, relax.VirtualMachine(executable, device)
+        self._main = self.machine[ENTRY]
+        with tvm_ffi.use_torch_stream():
+            on_gpu = [tvm.runtime.tensor(each, device) for each in weights]
+            prepares = PREPARE in executable.stats()
+            self.weights = [*self.machine[PREPARE](on_gpu)] if prepares else on_gpu
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run in torch's current stream.
+
+        Raises
+        ------
+        ValueError : for an input that is not on the GPU that this was compiled for.
+        And what TVM raises for shapes or dtypes other than the module was compiled for.
+        """
+        import torch
+
+        for number, each in enumerate(inputs):
+            if each.device.type != "cuda" or each.device.index != self.gpu:
+                raise ValueError(f"input {number} is on {each.device}, not on cuda:{self.gpu}; call .to('cuda:{self.gpu}')")
+        given = [tvm.runtime.from_dlpack(each.detach().contiguous()) for each in inputs]
+        with torch.cuda.device(self.gpu), tvm_ffi.use_torch_stream():
+            made = self._main(*given, *self.weights)
+        return _as_torch(made, torch)
+
+
+def _as_torch(made: Any, torch: Any) -> Any:
+    return torch.from_dlpack(made) if hasattr(made, "__dlpack__") else tuple(_as_torch(each, torch) for each in made)
