@@ -14,6 +14,7 @@ from .passes import LegalizeScans as LegalizeScans
 from .passes import ReadTransposed as ReadTransposed
 from .passes import RecogniseNorms as RecogniseNorms
 from .passes import SimplifyShapes as SimplifyShapes
+from .passes import SinkReshapes as SinkReshapes
 from .passes import WidenInRows as WidenInRows
 from .pipelines import fuse_operators as fuse_operators
 from .pipelines import pipeline as pipeline

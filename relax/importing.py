@@ -4,7 +4,7 @@
   add a float16 bias.
 - Attention that stays an operator takes masks of bools or of fewer than four axes, a scale, and fewer heads of keys
   than of queries. TVM's importer refuses the first two and ignores the others.
-- ``any`` over all axes is imported; running sums of bools are numbers.
+- ``any`` over all axes is imported; running sums of bools are numbers; bounds of ``clamp`` may be of another dtype.
 
 Linear layers, attention and silu stay operators, where torch's decompositions write reshapes, float32 products and
 more around them.
@@ -82,6 +82,7 @@ def from_torch(
             custom_convert_map={
                 f"{ATTENTION}.default": _attention,
                 "any.default": _any_of_all,
+                "clamp.Tensor": _clamp_by_tensors,
                 "cumsum.default": _running_sum,
             },
             keep_params_as_input=True,
@@ -124,6 +125,16 @@ def _attention(node: Any, importer: Any) -> Any:
     result = relax.op.nn.attention(*by_token, mask, scale, "TopLeft" if arguments.get("is_causal") else None)
     result = emit(relax.op.permute_dims(emit(result), TOKENS_FIRST))
     return result if axes == len(TOKENS_FIRST) else emit(relax.op.squeeze(result, [[0, 1], [1]][axes - 2]))
+
+
+def _clamp_by_tensors(node: Any, importer: Any) -> Any:
+    """Import bounds that are tensors, in the dtype of what they bound."""
+    values, *bounds = (importer.env[each] if each is not None else None for each in (*node.args, None, None)[:3])
+    emit = importer.block_builder.emit
+    for bound, operator in zip(bounds, (relax.op.maximum, relax.op.minimum)):
+        if bound is not None:
+            values = emit(operator(values, emit(relax.op.astype(bound, values.ty.dtype))))
+    return values
 
 
 def _running_sum(node: Any, importer: Any) -> Any:

@@ -32,6 +32,7 @@ from tensorir_ladder.relax.passes import (
     ReadTransposed,
     RecogniseNorms,
     SimplifyShapes,
+    SinkReshapes,
     WidenInRows,
 )
 from tensorir_ladder.relax.rules.for_target import as_cuda, dlight_rules, dlight_target, rules
@@ -107,6 +108,7 @@ def fuse_operators(target: Target, kernels: bool = False, prepare: bool = False)
         passes = [
             SimplifyShapes(),
             FoldConstants(),
+            SinkReshapes(),
             RecogniseNorms(),
             LegalizeScans(),
             *relax.pipeline.library_dispatch_passes(target),

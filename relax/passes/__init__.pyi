@@ -6,3 +6,4 @@ from .legalize_scans import LegalizeScans as LegalizeScans
 from .read_transposed import ReadTransposed as ReadTransposed
 from .recognise_norms import RecogniseNorms as RecogniseNorms
 from .simplify_shapes import SimplifyShapes as SimplifyShapes
+from .sink_reshapes import SinkReshapes as SinkReshapes
