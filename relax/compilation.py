@@ -34,7 +34,7 @@ ACCELERATED = (9, 10)  # compute capabilities with instructions of their own: sm
 CUDA_GRAPHS = {"relax.backend.use_cuda_graph": True}
 
 
-def compile(  # noqa: A001 - as torch's
+def compile(
     module: Any, args: Sequence[Any], dynamic_shapes: Any = None, *, cuda_graphs: bool = True
 ) -> CompiledModule:
     """Compile a PyTorch module for the GPU that its inputs are on.
@@ -135,7 +135,9 @@ class CompiledModule:
 
         for number, each in enumerate(inputs):
             if each.device.type != "cuda" or each.device.index != self.gpu:
-                raise ValueError(f"input {number} is on {each.device}, not on cuda:{self.gpu}; call .to('cuda:{self.gpu}')")
+                raise ValueError(
+                    f"input {number} is on {each.device}, not on cuda:{self.gpu}; call .to('cuda:{self.gpu}')"
+                )
         given = [tvm.runtime.from_dlpack(each.detach().contiguous()) for each in inputs]
         with torch.cuda.device(self.gpu), tvm_ffi.use_torch_stream():
             made = self._main(*given, *self.weights)

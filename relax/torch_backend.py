@@ -63,7 +63,7 @@ class _Part:
                 raise NotImplementedError("no input is a tensor")
             module = _bound(self.graph, inputs, given)
             ready = compile_module(module, tuple(inputs[place] for place in given))
-        except Exception as error:  # noqa: BLE001 - any, of torch, TVM or ours; it is said
+        except Exception as error:
             reason = next(iter(str(error).splitlines()), "")
             warnings.warn(f"left to torch: {type(error).__name__}: {reason}", LeftToTorch, stacklevel=2)
             LOG.debug("left to torch", exc_info=error)
@@ -107,7 +107,9 @@ def _bound(graph: Any, inputs: Sequence[Any], given: Sequence[int]) -> Any:
 
         def forward(self, *own: Any) -> Any:
             taken = dict(zip(given, own)) | self.numbers
-            made = self.graph(*(taken[at] if at in taken else getattr(self, f"weight{at}") for at in range(len(inputs))))
+            made = self.graph(
+                *(taken[at] if at in taken else getattr(self, f"weight{at}") for at in range(len(inputs)))
+            )
             if not all(isinstance(each, torch.Tensor) for each in made):
                 raise NotImplementedError("it returns something else than tensors")
             return tuple(made)

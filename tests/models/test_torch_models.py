@@ -11,8 +11,9 @@ from importlib.util import find_spec
 
 import pytest
 
-from support.torch_models import MODELS, REAL, SMALL, Errors, InEmulator, OnGpu, imported, in_float32, make, torch
+from support.torch_models import Errors, InEmulator, OnGpu, imported, in_float32, torch
 from tensorir_ladder.harness.machines import machine_for
+from tensorir_ladder.harness.whole_models.torch_models import MODELS, REAL, SMALL, make
 
 MACHINE = machine_for("sm_90a")
 FACTOR = 2  # of the errors that torch makes in float16

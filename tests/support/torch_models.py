@@ -17,13 +17,13 @@ from tvm.target import Target
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
-from tensorir_ladder.harness.execution import gpu_machine
-from tensorir_ladder.harness.machines import GpuSpec
-from tensorir_ladder.harness.whole_models.building import LADDER, Watch
-from tensorir_ladder.harness.whole_models.execution import Emulated, on_the_cpu
-from tensorir_ladder.harness.whole_models.torch_models import MODELS, REAL, REDUCED, SMALL, Made, make
-from tensorir_ladder.relax import from_torch
-from tensorir_ladder.relax.rules.rule import is_scheduled
+from tensorir_ladder.harness.execution import gpu_machine  # noqa: E402 - torch's tests
+from tensorir_ladder.harness.machines import GpuSpec  # noqa: E402 - torch's tests
+from tensorir_ladder.harness.whole_models.building import LADDER, Watch  # noqa: E402 - torch's tests
+from tensorir_ladder.harness.whole_models.execution import Emulated, on_the_cpu  # noqa: E402 - torch's tests
+from tensorir_ladder.harness.whole_models.torch_models import REDUCED, Made, make  # noqa: E402 - torch's tests
+from tensorir_ladder.relax import from_torch  # noqa: E402 - torch's tests
+from tensorir_ladder.relax.rules.rule import is_scheduled  # noqa: E402 - torch's tests
 
 # From torch to Relax
 
