@@ -9,7 +9,8 @@ overlap of a tile's softmax with the products of the tiles beside it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 
 from tvm import tirx
 from tvm.ir import Expr
@@ -19,6 +20,7 @@ from tvm.target import Target
 from tvm.tirx import Buffer, Var
 
 from tensorir_ladder.kernels import epilogue, tma
+from tensorir_ladder.kernels.attention_mask import Mask, MaskedScores
 from tensorir_ladder.kernels.codegen.launch_plan import COUNTED
 from tensorir_ladder.kernels.fused_epilogue import without
 from tensorir_ladder.kernels.online_softmax import HALVES, OnlineSoftmax
@@ -54,7 +56,7 @@ from tensorir_ladder.schedules.workloads import MAX_ELEMENTS
 BY_TOKEN, BY_HEAD = "bshd", "bhsd"
 LAYOUTS = (BY_TOKEN, BY_HEAD)
 FIRST_TURN = 1 + MOST_CONSUMERS  # the number of a named barrier; those before it are the consumers' own
-SCALES = (1e-30, 1e30)  # float32 has these, and what is left out still has no weight
+SCALES = (1e-15, 1e15)  # what is left out still has no weight, and the least score times it is a float32
 HEADS = (64, 128)  # elements of a head: whole panels, and sums that registers hold
 
 
@@ -63,15 +65,17 @@ class Attention:
     """``O[i] = sum over j of w[i, j] · V[j]``, ``w[i] = softmax over j of scale · Q[i] · K[j]``, for each head.
 
     Q and O have ``heads`` of ``head`` elements, K and V ``kv_heads``, each of which ``heads / kv_heads`` neighbouring
-    heads share. ``causal``: query i sees the keys j <= i alone. Layouts are "bshd" [batch, tokens, heads, head] or
+    heads share. ``causal``: query i sees the keys j <= i alone; ``from_end``, as many more as there are more keys than
+    queries, so that the last query sees all. ``mask`` hides further keys, or is added to scaled scores. Results of a
+    query that sees no key are zeros. Layouts are "bshd" [batch, tokens, heads, head] or
     "bhsd" [batch, heads, tokens, head]. Scores, weights' sums and results are added up in float32; weights, at most 1,
     are rounded to ``dtype`` for the second product.
 
     Raises
     ------
     IllegalWorkload : on construction, for extents below 1, heads that cannot be shared out, elements of a head that are
-        not 64 or 128, another dtype or layout, a scale that is not from 1e-30 to 1e30, and operands of 2**31
-        elements.
+        not 64 or 128, another dtype or layout, a scale that is not from 1e-15 to 1e15, ``from_end`` without
+        ``causal``, and operands of 2**31 elements.
     """
 
     batch: int
@@ -87,11 +91,14 @@ class Attention:
     k_layout: str = BY_TOKEN
     v_layout: str = BY_TOKEN
     o_layout: str = BY_TOKEN
+    from_end: bool = False
+    mask: Mask | None = None
 
     def __post_init__(self) -> None:
         extents = (self.batch, self.queries, self.keys, self.heads, self.kv_heads)
         layouts = (self.q_layout, self.k_layout, self.v_layout, self.o_layout)
         elements = self.batch * max(self.queries * self.heads, self.keys * self.kv_heads) * self.head
+        masked = prod(self.mask_shape) if self.mask else 0
         for wrong, what, value, limit in (
             (min(extents) < 1, "extents", extents, "1 and more"),
             (self.head not in HEADS, "elements of a head", self.head, "64 or 128"),
@@ -104,7 +111,9 @@ class Attention:
             (self.dtype not in PTX_TYPES, "dtype", self.dtype, " | ".join(PTX_TYPES)),
             (not set(layouts) <= set(LAYOUTS), "layouts", layouts, " | ".join(LAYOUTS)),
             (not SCALES[0] <= self.scale <= SCALES[1], "scale", self.scale, "{:g} to {:g}".format(*SCALES)),
+            (self.from_end and not self.causal, "mask from the end", "not causal", "causal"),
             (elements >= MAX_ELEMENTS, "operand", f"{elements} elements", f"below {MAX_ELEMENTS}"),
+            (masked >= MAX_ELEMENTS, "mask", f"{masked} elements", f"below {MAX_ELEMENTS}"),
         ):
             if wrong:
                 raise IllegalWorkload(
@@ -131,6 +140,21 @@ class Attention:
             name: (shape[0], shape[1], shape[2] * shape[3]) if by_token else (shape[0] * shape[1], shape[2], shape[3])
             for (name, shape), by_token in zip(self.shapes.items(), self._by_token.values())
         }
+
+    @property
+    def mask_shape(self) -> tuple[int, ...]:
+        """The mask's shape; empty without one."""
+        return self.mask.shape((self.batch, self.heads, self.queries), self.keys) if self.mask else ()
+
+    @property
+    def may_be_empty(self) -> bool:
+        """True where a query may see no key, or none of the first step's."""
+        return self.from_end or self.mask is not None
+
+    @property
+    def softmax_scale(self) -> float:
+        """What the softmax multiplies scores by: a mask is added to scores that are scaled already."""
+        return 1.0 if self.mask and self.mask.is_added else self.scale
 
     def place(self, name: str, one: Expr, head: Expr) -> tuple[Expr, Expr]:
         """Return which matrix of an operand a head of the batch's ``one`` is in, and its first column there."""
@@ -160,9 +184,10 @@ class AttentionTile:
         """Consumer warpgroups."""
         return self.rows // WGMMA_ROWS
 
-    def consumer_registers(self, head: int) -> int:
-        """Return a consumer's registers: results, scores, weights in 16 bits, and what addresses take."""
-        return head // 2 + self.keys // 2 + self.keys // 4 + WGMMA_REGISTERS
+    def consumer_registers(self, head: int, mask: Mask | None = None) -> int:
+        """Return a consumer's registers: results, scores, weights in 16 bits, a mask, and what addresses take."""
+        masked = mask.registers(self.keys) if mask else 0
+        return head // 2 + self.keys // 2 + self.keys // 4 + masked + WGMMA_REGISTERS
 
     def stage_bytes(self, head: int) -> int:
         """Return the bytes of a stage: the keys of a step, or their values."""
@@ -172,14 +197,14 @@ class AttentionTile:
         """Return the shared memory of a block: its queries, whose place results take; the ring; the barriers."""
         return self.rows * head * 2 + stages * (self.stage_bytes(head) + 2 * BARRIER_BYTES) + BARRIER_BYTES
 
-    def violations(self, target: Target, head: int, stages: int) -> list[str]:
+    def violations(self, target: Target, head: int, stages: int, mask: Mask | None = None) -> list[str]:
         """Return a clause for every limit that this tile breaks on ``target``."""
         found = [RoleTile.missing(target)] if RoleTile.missing(target) else []
         if self.rows not in (WGMMA_ROWS, 2 * WGMMA_ROWS, 3 * WGMMA_ROWS):
             return [*found, f"{self.rows} queries, not 64, 128 or 192"]
         if self.keys % STEP or not STEP <= self.keys <= WIDEST:
             return [*found, f"{self.keys} keys, not 16 to {WIDEST} by the {STEP}"]
-        registers, share = self.consumer_registers(head), self.roles.consumer_share
+        registers, share = self.consumer_registers(head, mask), self.roles.consumer_share
         if registers > share:
             found.append(f"{registers} registers a consumer, limit {share}")
         shared, most = self.smem_bytes(head, stages), SHARED_KIB[90] * 1024
@@ -187,9 +212,9 @@ class AttentionTile:
             found.append(f"{shared} bytes of shared memory, limit {most}")
         return found
 
-    def check(self, target: Target, head: int, stages: int) -> None:
+    def check(self, target: Target, head: int, stages: int, mask: Mask | None = None) -> None:
         """Raise IllegalTile for what :meth:`violations` names."""
-        if found := self.violations(target, head, stages):
+        if found := self.violations(target, head, stages, mask):
             raise IllegalTile(
                 "no attention in such tiles: " + "; ".join(found), remedy="take smaller tiles or fewer stages"
             )
@@ -214,11 +239,17 @@ SM_90A = {"kind": "cuda", "arch": WGMMA_ARCH}
 
 
 def form_for(
-    head: int, multiprocessors: int, many: int | None = None, queries: int | None = None, keys: int | None = None
+    head: int,
+    multiprocessors: int,
+    many: int | None = None,
+    queries: int | None = None,
+    keys: int | None = None,
+    mask: Mask | None = None,
 ) -> AttentionForm:
     """Choose the form of a kernel for ``many`` heads, a batch's together, of ``head`` elements each.
 
-    None stands for what only run time knows. Forms were timed on an H200 beside torch's SDPA, causal and not:
+    None stands for what only run time knows. With a mask that registers have no place for, a step takes 64 keys. Forms
+    were timed on an H200 with torch's SDPA, causal and not:
 
     - 128 queries, 128 keys, as a rule. In turns one consumer's softmax lies beside the other's products: causal heads
       of 128 gain by that, heads of 64 lose by it where there are two steps of keys (197 tokens).
@@ -227,6 +258,14 @@ def form_for(
       has a block then: faster at 4096 tokens, much slower at 197, not timed between. Tokens that only run time knows
       may be few.
     """
+    form = _unmasked_form(head, multiprocessors, many, queries, keys)
+    fits = not form.tile.violations(Target(SM_90A), head, form.stages, mask)
+    return form if fits else replace(form, tile=replace(form.tile, keys=PANEL))
+
+
+def _unmasked_form(
+    head: int, multiprocessors: int, many: int | None, queries: int | None, keys: int | None
+) -> AttentionForm:
     usual, long = USUAL[head], LONG.get(head)
     if many is None or queries is None:
         return usual
@@ -245,7 +284,7 @@ def attention(
     any_rows: bool = False,
     in_turns: bool = False,
 ) -> tirx.PrimFunc:
-    """``main(Q, K, V, O)``: each block computes the results of some queries of one head.
+    """``main(Q, K, V, M, O)``: each block computes the results of some queries of one head; M is the mask, if any.
 
     ::
 
@@ -272,7 +311,7 @@ def attention(
     IllegalTile : for a tile that wgmma, registers or shared memory do not take.
     IllegalPipeline : for stages below 2 or above 8.
     """
-    tile.check(Target(SM_90A), problem.head, stages)
+    tile.check(Target(SM_90A), problem.head, stages, problem.mask)
     check_stages(stages, FEWEST_STAGES, MOST_STAGES)
     head = problem.head
     q, k, v = TmaPanels(WGMMA_ROWS, head, "k"), TmaPanels(tile.keys, head, "k"), TmaPanels(head, tile.keys, "n")
@@ -286,12 +325,14 @@ def attention(
         Q_ptr: T.handle,
         K_ptr: T.handle,
         V_ptr: T.handle,
+        M_ptr: T.handle,
         O_ptr: T.handle,
         batch: T.int32,
         queries: T.int32,
         keys: T.int32,
     ):
         maps = T.meta_var(_maps(problem, tile, (Q_ptr, K_ptr, V_ptr, O_ptr)))
+        mask = T.meta_var(_mask(problem, M_ptr, any_rows))
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
         here = RoleBlock(tiles * many, tile.consumers)
@@ -307,7 +348,8 @@ def attention(
         one: T.let = T.truncmod(here.number, all_heads) // problem.heads
         own: T.let = T.truncmod(here.number, all_heads) % problem.heads
         row: T.let = (high - 1 - T.truncdiv(here.number, all_heads)) * tile.rows
-        seen: T.let = tirx.min(last_key, row + tile.rows) if problem.causal else last_key
+        later = T.meta_var(last_key - (queries if any_rows else problem.queries) if problem.from_end else 0)
+        seen: T.let = _seen(problem, last_key, row + tile.rows + later)
         steps: T.let = (seen + (tile.keys - 1)) // tile.keys
         q_place = T.meta_var(_Place(maps["Q"], *problem.place("Q", one, own)))
         k_place = T.meta_var(_Place(maps["K"], *problem.place("K", one, own // sharing)))
@@ -330,11 +372,14 @@ def attention(
             mine = _Consumer(here, shared, problem, tile, scored, summed)
             turns = T.meta_var(_Turns(tile.consumers if in_turns else 1, mine.number))
             first: T.let = row + mine.number * WGMMA_ROWS
-            bounds = T.meta_var(mine.bounds(first, last_key))
-            clear = T.meta_var(tirx.min(last_key, first + 1) if problem.causal else last_key)  # seen by every query
+            bounds = T.meta_var(mine.bounds(first + later, last_key))
+            clear = T.meta_var(tirx.min(last_key, first + later + 1) if problem.causal else last_key)  # seen by all
+            masked = T.meta_var(mine.masked(mask, one, own, first, queries if any_rows else problem.queries, last_key))
             queried.wait(0, 0, "consumer")
             mine.score()
+            masked.fetch(0)
             mine.scored(0)
+            masked.apply()
             if tile.keys > clear:
                 mine.softmax.leave_out(bounds, here.lane)
             mine.softmax.take(True)
@@ -345,7 +390,9 @@ def attention(
                 mine.score()  # issued; it runs on
                 mine.sum()  # so does this
                 turns.pass_on()
+                masked.fetch((step + 1) * tile.keys)
                 mine.scored(1)
+                masked.apply()
                 if (step + 2) * tile.keys > clear:
                     begin = T.meta_var((step + 1) * tile.keys)
                     mine.softmax.leave_out((bounds[0] - begin, bounds[1] - begin), here.lane)
@@ -356,7 +403,14 @@ def attention(
             mine.softmax.divide(mine.sums)
             mine.store(o_place, first)
 
-    return main if any_rows else without(main, *COUNTED)
+    return without(main, *([] if any_rows else COUNTED), *([] if problem.mask else ["M_ptr"]))
+
+
+def _seen(problem: Attention, keys: Expr, bound: Expr) -> Expr:
+    """Return how many keys a block goes along: all, or those below a bound, but at least one."""
+    if not problem.causal:
+        return keys
+    return tirx.max(tirx.min(keys, bound), 1) if problem.from_end else tirx.min(keys, bound)
 
 
 class _Place:
@@ -375,6 +429,16 @@ def _maps(problem: Attention, tile: AttentionTile, pointers: tuple[Var, ...]) ->
         IRBuilder.name(name, matrix)
         found[name] = tma.encode_map(f"{name.lower()}_map", matrix, rows[name])
     return found
+
+
+def _mask(problem: Attention, pointer: Var, any_rows: bool) -> Buffer | None:
+    """Emit the mask's buffer, of any length where run time brings extents; None without a mask."""
+    if problem.mask is None:
+        return None
+    extents = (
+        ((MAX_ELEMENTS - 2, 1, 1), 1) if any_rows else ((problem.batch, problem.heads, problem.queries), problem.keys)
+    )
+    return problem.mask.bind(pointer, *extents)
 
 
 def _load(panels: TmaPanels, place: _Place, token: Expr, into: Buffer, offset: Expr, barrier: Expr) -> None:
@@ -420,6 +484,38 @@ class _Turns:
             T.ptx.bar.arrive(T.Cast("uint32", FIRST_TURN + after), T.uint32(2 * WARPGROUP))
 
 
+class _Unmasked:
+    """Scores that no mask changes."""
+
+    def fetch(self, begin: Expr) -> None:
+        """Emit nothing."""
+
+    def apply(self) -> None:
+        """Emit nothing."""
+
+
+@T.meta_class
+class _Masked:
+    """Scores that a mask changes, of keys below a bound."""
+
+    def __init__(self, scores: MaskedScores, keys: Expr) -> None:
+        self.scores, self.keys = scores, keys
+
+    @T.inline
+    def fetch(self, begin):
+        """Emit the loads of a step's elements, while its scores are computed."""
+        self.scores.fetch(begin, self.keys)
+
+    @T.inline
+    def apply(self):
+        """Emit what the mask does to a step's scores; a step whose keys are all seen is left as it is."""
+        if self.scores.mask.votes:
+            if not self.scores.all_seen():
+                self.scores.apply()
+        else:
+            self.scores.apply()
+
+
 @T.meta_class
 class _Consumer:
     """A consumer warpgroup: its queries' scores, weights and results, and its place in the ring."""
@@ -439,7 +535,7 @@ class _Consumer:
         self.sums = T.alloc_local((by_values.registers,), "float32")
         self.weights = T.alloc_local((by_keys.registers // 2,), "uint32")
         self.number = T.Bind(here.warpgroup - 1)
-        self.softmax = OnlineSoftmax(self.scores, problem.scale)
+        self.softmax = OnlineSoftmax(self.scores, problem.softmax_scale, problem.may_be_empty)
         self.own = T.Bind(self.number * by_keys.a.bytes)  # its queries' bytes, where its results go at the end
         self.q = T.Bind(by_keys.a.descriptor(shared.results.ptr_to([self.own])))
         self.k = T.Bind(by_keys.b.descriptor(shared.ring.ptr_to([0])))
@@ -451,6 +547,27 @@ class _Consumer:
             IRBuilder.name(name, getattr(self, name))
         for register in range(by_values.registers):
             T.buffer_store(self.sums, T.float32(0), [register])
+
+    def masked(
+        self, mask: Buffer | None, one: Expr, own: Expr, first: Expr, queries: Expr, keys: Expr
+    ) -> _Masked | _Unmasked:
+        """Find the mask's rows for a lane's queries of head ``own`` of the batch's ``one``, from query ``first`` on."""
+        if mask is None:
+            return _Unmasked()
+        rows = []
+        for half in range(HALVES):
+            query = first + wgmma_element(self.here.warp, self.here.lane, 2 * half)[0]
+            row = T.int32(0)
+            for axis, extent, place in (
+                ("batch", 1, one),
+                ("heads", self.problem.heads, own),
+                ("queries", queries, tirx.min(query, queries - 1)),
+            ):
+                row = row * extent + place if axis in self.problem.mask.along else row
+            rows.append(T.Bind(row * keys))
+        scores = MaskedScores(self.problem.mask, mask, self.scores, self.problem.scale, rows, self.here.lane)
+        IRBuilder.name("masked", scores.found)
+        return _Masked(scores, keys)
 
     def bounds(self, first: Expr, keys: Expr) -> tuple[Expr, ...]:
         """Return, for each of a lane's rows, the first key that it does not see; ``first`` is the warpgroup's query."""

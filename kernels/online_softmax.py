@@ -19,6 +19,7 @@ HALVES = 2  # rows of an instruction's 64 that a lane has elements of: eight apa
 NEIGHBOURS = (1, 2)  # flips of a lane's number that reach the four lanes which share a row
 EVERY_LANE = 0xFFFFFFFF
 NEVER = -3e38  # a score that no weight is left of
+LEAST = -1e20  # a row's largest score is taken to be at least this: below it no weight is left
 
 
 def half_of(register: int) -> int:
@@ -38,11 +39,12 @@ class OnlineSoftmax:
         total   = total * factor + sum(weights)           # of this lane's columns; the row's when all are through
 
     ``scores`` are a warpgroup's accumulators (:func:`schedules.isa.wgmma_element`) of one tile after the other;
-    ``scale`` is above 0. The first tile must have a score in each row that is not left out.
+    ``scale`` is above 0. The first tile must have a score in each row that is not left out, unless rows
+    ``may_be_empty``: sums of a row without scores are zeros.
     """
 
-    def __init__(self, scores: Buffer, scale: float) -> None:
-        self.scores = scores
+    def __init__(self, scores: Buffer, scale: float, may_be_empty: bool = False) -> None:
+        self.scores, self.may_be_empty = scores, may_be_empty
         self.scale = T.float32(scale * math.log2(math.e))  # powers of 2 are what the hardware computes
         self.most = T.alloc_local((HALVES,), "float32")
         self.total = T.alloc_local((HALVES,), "float32")
@@ -83,7 +85,10 @@ class OnlineSoftmax:
         for half in range(HALVES):
             for flip in NEIGHBOURS:
                 T.buffer_store(self.total, self.total[half] + self._flipped(self.total[half], flip), [half])
-            T.buffer_store(self.factor, T.float32(1) / self.total[half], [half])
+            factor = T.float32(1) / self.total[half]
+            if self.may_be_empty:
+                factor = T.Select(self.total[half] > T.float32(0), factor, T.float32(0))
+            T.buffer_store(self.factor, factor, [half])
         self.scale_down(sums)
 
     def _find_most(self, half: int, first: bool) -> None:
@@ -95,6 +100,8 @@ class OnlineSoftmax:
             T.buffer_store(most, tirx.max(most[half], self.scores[register]), [half])
         for flip in NEIGHBOURS:
             T.buffer_store(most, tirx.max(most[half], self._flipped(most[half], flip)), [half])
+        if self.may_be_empty:
+            T.buffer_store(most, tirx.max(most[half], T.float32(LEAST)), [half])
         if not first:
             T.buffer_store(most, tirx.max(most[half], self.most[half]), [half])
             T.buffer_store(self.factor, T.exp2((self.most[half] - most[half]) * self.scale), [half])

@@ -5,8 +5,8 @@
     fast = tensorir_ladder.compile(model.eval(), (x,))         # on the GPU where x is
     y = fast(x)
 
-The module is exported, imported (:func:`.importing.from_torch`) and scheduled; what depends on weights alone is computed
-once, here; CUDA text is compiled by nvcc on all cores, and kept on disk.
+The module is exported, imported (:func:`.importing.from_torch`) and scheduled; what depends on weights alone is
+computed once, here; CUDA text is compiled by nvcc on all cores, and kept on disk.
 """
 
 from __future__ import annotations

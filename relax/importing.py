@@ -123,9 +123,7 @@ def _attention(node: Any, importer: Any) -> Any:
     by_token = [emit(relax.op.permute_dims(each, TOKENS_FIRST)) for each in operands]
     head = int(query.ty.shape[axes - 1])
     given = arguments.get("scale")
-    usual = given is None or math.isclose(
-        given * head**0.5, 1, rel_tol=1e-6
-    )  # TVM's own function takes no other in float16
+    usual = given is None or math.isclose(given * head**0.5, 1, rel_tol=1e-6)
     scale = None if usual else FloatImm("float32", given)
     result = relax.op.nn.attention(*by_token, mask, scale, "TopLeft" if arguments.get("is_causal") else None)
     result = emit(relax.op.permute_dims(emit(result), TOKENS_FIRST))

@@ -97,8 +97,8 @@ def fuse_operators(target: Target, kernels: bool = False, prepare: bool = False)
 
     Products read a transposed operand where it lies (:class:`ReadTransposed`); TVM's own would transpose the weights
     of ``nn.Linear`` by a kernel of its own in every call. With ``kernels``, attention is one launch of an explicit
-    kernel where there is one (``relax.attention``), to be linked by :func:`.linking.link_kernels`. With ``prepare``, what
-    depends on weights alone is lifted out.
+    kernel where there is one (``relax.attention``), to be linked by :func:`.linking.link_kernels`. With ``prepare``,
+    what depends on weights alone is lifted out.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="fuse_operators")

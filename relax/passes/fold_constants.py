@@ -66,9 +66,9 @@ def _independent(function: relax.Function) -> dict[relax.Var, relax.Call]:
 
     for binding in _bindings(function):
         call = binding.value
-        if isinstance(call, relax.Call) and isinstance(call.op, ir.Op) and _is_pure(call.op) and _is_small(call.ty):
-            if all(map(known, call.args)):
-                found[binding.var] = call
+        is_operator = isinstance(call, relax.Call) and isinstance(call.op, ir.Op) and _is_pure(call.op)
+        if is_operator and _is_small(call.ty) and all(map(known, call.args)):
+            found[binding.var] = call
     return found
 
 

@@ -21,8 +21,8 @@ class RecogniseNorms:
         after    y = nn.rms_norm(x, weight, epsilon)
 
     Written out, it is a kernel for each time that ``w`` is read, and the product before writes ``w``, of twice the
-    bytes. The power may be a product of ``w`` with itself; ``x`` of float32 is not cast. The operator rounds once, where
-    this rounds before it multiplies by the weight, too.
+    bytes. The power may be a product of ``w`` with itself; ``x`` of float32 is not cast. The operator rounds once;
+    written out, the norm is rounded before it is multiplied by the weight, too.
     """
 
     def transform_module(self, mod: ir.IRModule, _context: PassContext) -> ir.IRModule:

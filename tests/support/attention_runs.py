@@ -69,9 +69,15 @@ def plan_of(form: Form, problem: Attention) -> LaunchPlan:
 
 
 def drawn(problem: Attention, seed: int, spread: float = 1.0) -> dict[str, np.ndarray]:
-    """Draw Q, K and V as they lie."""
+    """Draw Q, K and V as they lie, and M if there is a mask: a quarter of the keys are hidden, or anything is added."""
     draw, dtype = np.random.default_rng(seed), numpy_dtype(problem.dtype)
-    return {name: draw.normal(0, spread, problem.shapes[name]).astype(dtype) for name in "QKV"}
+    given = {name: draw.normal(0, spread, problem.shapes[name]).astype(dtype) for name in "QKV"}
+    if problem.mask:
+        given["M"] = draw.random(problem.mask_shape) < 0.75
+        if problem.mask.is_added:
+            added = np.where(given["M"], draw.normal(0, 2, problem.mask_shape), -np.inf)
+            given["M"] = added.astype(numpy_dtype(problem.mask.dtype))
+    return given
 
 
 def by_head(array: np.ndarray, layout: str) -> np.ndarray:
@@ -102,8 +108,11 @@ def compute(
         inside[name] = padded[name][:, :rows, :columns]
         inside[name][:] = np.nan if name == "O" else given[name].reshape(count, rows, columns)
     outside = padded["O"].copy()
+    if problem.mask:
+        padded["M"] = given["M"].reshape(-1).copy()
+    names = tuple(padded)
     program = EmulatedProgram(
-        "attention", text or lowered(form).cuda, (plan_of(form, problem),), NAMES, (), resident, NAMES[:3]
+        "attention", text or lowered(form).cuda, (plan_of(form, problem),), names, (), resident, names[:3] + names[4:]
     )
     if compiler is None:
         program(*padded.values(), seed=seed)
@@ -123,10 +132,16 @@ def right_and_bound(problem: Attention, given: Mapping[str, np.ndarray]) -> tupl
     k, v = (np.repeat(each, sharing, axis=1) for each in (k, v))
     scores = np.einsum("bhid,bhjd->bhij", q, k) * problem.scale
     size = np.einsum("bhid,bhjd->bhij", abs(q), abs(k)).max(-1, keepdims=True) * problem.scale
+    if problem.mask and problem.mask.is_added:
+        scores = scores + given["M"].astype(np.float64)
+        size = size + np.nan_to_num(abs(given["M"].astype(np.float64)), posinf=0).max()
+    elif problem.mask:
+        scores = np.where(given["M"], scores, -np.inf)
     if problem.causal:
-        scores = np.where(np.tri(problem.queries, problem.keys, dtype=bool), scores, -np.inf)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    weights /= weights.sum(-1, keepdims=True)
+        later = problem.keys - problem.queries if problem.from_end else 0
+        scores = np.where(np.tri(problem.queries, problem.keys, later, dtype=bool), scores, -np.inf)
+    weights = np.exp(scores - np.nan_to_num(scores.max(-1, keepdims=True), neginf=0))
+    weights /= np.where(weights.any(-1, keepdims=True), weights.sum(-1, keepdims=True), 1)
     right, sizes = (np.einsum("bhij,bhjd->bhid", weights, each) for each in (v, abs(v)))
     unit = UNITS[problem.dtype]
     smallest = SMALLEST * (1 + abs(v).sum(-2, keepdims=True))  # weights and results that have fewer bits
