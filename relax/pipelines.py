@@ -25,8 +25,10 @@ from tensorir_ladder.relax.kernel_products import with_kernels_of_steps
 from tensorir_ladder.relax.legalization import legalizations
 from tensorir_ladder.relax.linking import link_kernels
 from tensorir_ladder.relax.passes import (
+    ChannelsLast,
     ComputeInFloat32,
     DequantizeInProduct,
+    FoldBatchNorms,
     FoldConstants,
     LegalizeScans,
     ReadTransposed,
@@ -107,6 +109,8 @@ def fuse_operators(target: Target, kernels: bool = False, prepare: bool = False)
             return mod  # TVM's passes would drop functions that nothing calls
         passes = [
             SimplifyShapes(),
+            FoldBatchNorms(),
+            ChannelsLast(),
             FoldConstants(),
             SinkReshapes(),
             RecogniseNorms(),

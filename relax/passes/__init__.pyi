@@ -1,4 +1,6 @@
+from .channels_last import ChannelsLast as ChannelsLast
 from .compute_in_float32 import ComputeInFloat32 as ComputeInFloat32
+from .fold_batch_norms import FoldBatchNorms as FoldBatchNorms
 from .fold_constants import FoldConstants as FoldConstants
 from .join_functions import DequantizeInProduct as DequantizeInProduct
 from .join_functions import WidenInRows as WidenInRows
