@@ -11,6 +11,7 @@ from .passes import ComputeInFloat32 as ComputeInFloat32
 from .passes import DequantizeInProduct as DequantizeInProduct
 from .passes import FoldConstants as FoldConstants
 from .passes import LegalizeScans as LegalizeScans
+from .passes import PatchesAsProducts as PatchesAsProducts
 from .passes import ReadTransposed as ReadTransposed
 from .passes import RecogniseNorms as RecogniseNorms
 from .passes import SimplifyShapes as SimplifyShapes

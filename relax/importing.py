@@ -79,6 +79,10 @@ def from_torch(
     ]
     if changed:
         raise ValueError(f"the module changes {', '.join(changed)} in place; return what it makes instead")
+    for tensors in (program.state_dict, program.constants):
+        for name, each in tensors.items():
+            if isinstance(each, torch.Tensor) and each.device.type != "cpu":  # which TVM's constants have to be
+                tensors[name] = each.detach().cpu()
     with _operands_dtypes():
         mod = from_exported_program(
             program,
