@@ -23,6 +23,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import tvm_ffi
 from tvm import ir, sym, te, tirx
 from tvm.target import Target
@@ -35,7 +36,7 @@ from tensorir_ladder.kernels.fused_epilogue import Epilogue as Finish
 from tensorir_ladder.kernels.kernel_form import KernelForm
 from tensorir_ladder.kernels.persistent import persistent
 from tensorir_ladder.kernels.stream_k import cut_role_cost, plan_for, plans_by_rows, role_cost
-from tensorir_ladder.kernels.tiles import RoleTile
+from tensorir_ladder.kernels.tiles import RoleTile, SwappedTile
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
 from tensorir_ladder.relax.linking import DeviceCode, Mapped, device_code, launch
 from tensorir_ladder.relax.rules import (
@@ -58,10 +59,12 @@ from tensorir_ladder.relax.rules import (
 from tensorir_ladder.relax.rules.rule import HOW, SCHEDULED
 from tensorir_ladder.schedules.cost import CLOCK_GHZ, ROUND_CYCLES, Machine
 from tensorir_ladder.schedules.inspection import is_constant, is_one
-from tensorir_ladder.schedules.isa import PANEL, PTX_TYPES, VECTOR_BYTES
+from tensorir_ladder.schedules.isa import PANEL, PTX_TYPES, VECTOR_BYTES, WGMMA_ARCH
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.tiles import Choice
 from tensorir_ladder.schedules.workloads import MAX_ELEMENTS, Matmul
+from tensorir_ladder.torch_ops.menu import Menu, menu_of
+from tensorir_ladder.torch_ops.problem import KernelChoice, Setting
 
 LOG = logging.getLogger(__name__)
 SCHEDULED_ROWS = 16  # up to so many rows schedules are as fast
@@ -354,6 +357,74 @@ class Launch:
         return unless_empty(made, self.product.extents)
 
 
+@dataclass(frozen=True)
+class MeasuredLaunch:
+    """A kernel of the call's menu (:mod:`torch_ops.menu`), for a product whose rows are known."""
+
+    product: PlainProduct
+    choice: KernelChoice
+    rows: int
+
+    def __str__(self) -> str:
+        finished = ", finished" if self.product.finish != PLAIN else ""
+        return f"TMA, {self.choice}{finished}{', residual' if self.product.residual is not None else ''}"
+
+    @property
+    def kernel(self) -> KernelChoice:
+        """Tell the product's kernels from each other."""
+        return self.choice
+
+    def code(self, target: Target, machine: Machine) -> DeviceCode:
+        """Make and lower the kernel."""
+        problem = self.product.problem(self.rows)
+        finish = replace(self.product.finish, residual=self.product.residual is not None)
+        kernel = self.choice.build(problem, Setting(machine, finish=finish))
+        digest = hashlib.sha256(repr((str(self.choice), problem, finish, machine)).encode()).hexdigest()[:DIGITS]
+        return device_code(kernel, f"tma_{self.choice.kernel.step}_{problem.shape}_{digest}", target)
+
+    def lowered(
+        self, func: tirx.PrimFunc, matrices: dict[str, tirx.Var], code: DeviceCode, _machine: Machine
+    ) -> tirx.PrimFunc:
+        """Return the function as this launch, of ``matrices``."""
+        body = launch(code.plan, matrices, self.product.mapped, {}, code.plan.grid[0])
+        made = tirx.PrimFunc(func.params, body, func.ret_type, func.attrs).with_attr(SCHEDULED, True)
+        return unless_empty(made, self.product.extents)
+
+
+def measured_launch(product: PlainProduct, machine: Machine) -> MeasuredLaunch | None:
+    """Choose from the call's menu for a product of known rows; None for other GPUs than the menu's, and for copies.
+
+    Left out are kernels in clusters, which no launch here makes, those whose last wave is cut, and swapped ones for
+    products with a residual, which they do not add.
+    """
+    if product.copied or str(machine.target.attrs.get("arch")) != WGMMA_ARCH:
+        return None
+    rows = int(product.rows)
+    problem, menu = product.problem(rows), menu_of(str(machine.target), machine.name, machine.multiprocessors)
+    able = _launched_alone(menu)
+    if product.residual is not None:
+        able &= np.array([not isinstance(getattr(each, "tile", None), SwappedTile) for each in menu.kernels])
+    us = menu.times(problem, able=able)
+    for place in us.argsort():
+        if not math.isfinite(us[place]):
+            return None
+        if menu.kernels[place].takes(problem, machine):
+            return MeasuredLaunch(product, menu.built(menu.kernels[place], problem), rows)
+    return None
+
+
+def _launched_alone(menu: Menu) -> np.ndarray:
+    """Tell which kernels of a menu are launched without clusters, and cut no wave."""
+
+    def alone(each: object) -> bool:
+        if not isinstance(each, KernelChoice):
+            return False
+        tile, kernel = each.tile, each.kernel
+        return tile.cluster == (1, 1) and tile.parts == 1 and kernel.blocks == 1 and not kernel.cuts
+
+    return np.array([alone(each) for each in menu.kernels])
+
+
 def straight_cycles(choice: Choice, parts: int, product: PlainProduct, rows: int, machine: Machine) -> float:
     """Return the cycles that a schedule takes at least to load operands in pieces no longer than their rows allow.
 
@@ -478,12 +549,15 @@ class TmaContraction(Contraction):
 
     def _launches(
         self, product: PlainProduct, scheduled: int, each: int, target: Target
-    ) -> list[tuple[int | None, Launch]]:
+    ) -> list[tuple[int | None, Launch | MeasuredLaunch]]:
         """List launches by the most steps of the symbolic extent that each is for; none where schedules are better."""
         menu = ProductMenu(product, self._machine_of(target))
         if not each:
             rows = int(product.rows)
-            return [(None, menu.best(rows, None))] if rows > scheduled else []
+            if rows <= scheduled:
+                return []
+            measured = measured_launch(product, self._machine_of(target))
+            return [(None, measured or menu.best(rows, None))]
         found: list[tuple[int | None, Launch]] = []
         steps = dict.fromkeys(limit // each for limit in LIMITS if limit > scheduled and limit >= each)
         for most in (*steps, None):

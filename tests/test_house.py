@@ -100,7 +100,7 @@ MAY_IMPORT = {
     "schedules": set(),
     "kernels": {"schedules"},
     "relax.rules": {"schedules"},
-    "relax": {"schedules", "kernels"},
+    "relax": {"schedules", "kernels", "torch_ops.menu", "torch_ops.problem"},
     "gpus": {"schedules"},
     "emulator": {"kernels"},
     "torch_ops": {"schedules", "kernels", "relax.rules", "gpus"},

@@ -34,6 +34,8 @@ from tensorir_ladder.relax.rules import NotTaken, narrowed
 from tensorir_ladder.relax.rules.rule import HOW
 from tensorir_ladder.schedules.cost import assumed_machine
 from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.torch_ops.menu import Menu
+from tensorir_ladder.torch_ops.step_kernels import name_kernel
 
 TARGET = tvm.target.Target({"kind": "cuda", "arch": "sm_90a"})
 MACHINE = machine_for("sm_90a")
@@ -380,6 +382,11 @@ def test_sums_are_finished_as_is_written(how: str) -> None:
     written = finished(*shape, how, **more)
     function = taken(written)
     assert "finished" in str(function.attrs[HOW])
+    check_finished(function, how, numbers)
+
+
+def check_finished(function: tirx.PrimFunc, how: str, numbers: tuple[int, ...]) -> None:
+    """Compare what a function of finished sums makes in the emulator with NumPy."""
     made, random = lowered(function), np.random.default_rng(5)
     for rows in numbers:
         shapes = [tuple(rows if isinstance(e, tirx.Var) else int(e) for e in each.shape) for each in function.params]
@@ -400,6 +407,27 @@ def test_sums_are_finished_as_is_written(how: str) -> None:
         got = emulate(function, rows, made, [a, b, *given, result]).astype(np.float64)
         room = 0 if how in ("bias", "relu", "bias, residual") else 4 * float(ml_dtypes.finfo(dtype).eps)
         np.testing.assert_allclose(got, x.astype(np.float64), rtol=room, atol=room, err_msg=f"{rows} rows")
+
+
+OF_THE_MENU = ("exchanged 72x128x64/1x2/1", "upright 64x192x64/1x1/1x1", "step 13, 64x192x64/1x1, 6 stages")
+
+
+@pytest.mark.sampled(3)
+@slow
+@pytest.mark.parametrize("how", FINISHED)
+@pytest.mark.parametrize("name", OF_THE_MENU)
+def test_kernels_of_the_menu_finish_sums_of_known_rows(name: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "residual" in how and name.startswith("exchanged"):
+        pytest.skip("swapped operands add no residual")
+
+    def times(menu: Menu, *_: Any, able: np.ndarray) -> np.ndarray:
+        wanted = [name_kernel(each).startswith(name) for each in menu.kernels]
+        return np.where(able & wanted, 1.0, np.inf)
+
+    monkeypatch.setattr(Menu, "times", times)
+    function = taken(finished(200, 264, 192, how))
+    assert f"step {13 if 'step 13' in name else 12}, {re.search(r'[0-9]+x[0-9x/]+', name)[0]}" in str(function.attrs[HOW])
+    check_finished(function, how, (200,))
 
 
 @pytest.mark.parametrize("how", ["scale, bias", "by rows", "times a matrix"])
