@@ -16,11 +16,17 @@ from tensorir_ladder.kernels.codegen.launch_plan import RESIDUAL
 from tensorir_ladder.kernels.ring import RingState
 from tensorir_ladder.kernels.roles import Consumer, SharedRing, release
 from tensorir_ladder.kernels.stamps import Role
-from tensorir_ladder.kernels.tiles import RoleTile
+from tensorir_ladder.kernels.tiles import RoleTile, SwappedTile
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct
 from tensorir_ladder.schedules.errors import IllegalWorkload
 from tensorir_ladder.schedules.isa import PANEL, PTX_TYPES, ROW_BYTES, WGMMA_ROWS
 from tensorir_ladder.schedules.workloads import Matmul
+
+
+def adds_residual(problem: Matmul, tile: RoleTile) -> bool:
+    """Tell whether kernels of a tile can add a residual to a product's results."""
+    one_across = not isinstance(tile, SwappedTile) and tile.warpgroups[1] == 1
+    return one_across and tile.block_n % PANEL == 0 and epilogue.can_store_by_tma(problem, tile)
 
 
 class Residual:
@@ -32,8 +38,7 @@ class Residual:
     """
 
     def __init__(self, problem: Matmul, tile: RoleTile, product: WarpgroupProduct) -> None:
-        whole = tile.block_n % PANEL == 0
-        if tile.warpgroups[1] > 1 or not whole or not epilogue.can_store_by_tma(problem, tile):
+        if not adds_residual(problem, tile):
             raise IllegalWorkload(
                 "a residual is added where results leave by TMA, in whole panels, by warpgroups below each other",
                 value=f"rows of {problem.n} of {problem.out_dtype}, tile {tile}",

@@ -10,7 +10,9 @@ from .linking import link_kernels as link_kernels
 from .passes import ComputeInFloat32 as ComputeInFloat32
 from .passes import DequantizeInProduct as DequantizeInProduct
 from .passes import FoldConstants as FoldConstants
+from .passes import FoldScales as FoldScales
 from .passes import LegalizeScans as LegalizeScans
+from .passes import MergeProducts as MergeProducts
 from .passes import PatchesAsProducts as PatchesAsProducts
 from .passes import ReadTransposed as ReadTransposed
 from .passes import RecogniseNorms as RecogniseNorms

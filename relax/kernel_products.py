@@ -35,8 +35,9 @@ from tensorir_ladder.kernels.fused_epilogue import BIAS_DTYPES, PLAIN, Written
 from tensorir_ladder.kernels.fused_epilogue import Epilogue as Finish
 from tensorir_ladder.kernels.kernel_form import KernelForm
 from tensorir_ladder.kernels.persistent import persistent
+from tensorir_ladder.kernels.residual import adds_residual
 from tensorir_ladder.kernels.stream_k import cut_role_cost, plan_for, plans_by_rows, role_cost
-from tensorir_ladder.kernels.tiles import RoleTile, SwappedTile
+from tensorir_ladder.kernels.tiles import RoleTile
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
 from tensorir_ladder.relax.linking import DeviceCode, Mapped, device_code, launch
 from tensorir_ladder.relax.rules import (
@@ -394,8 +395,8 @@ class MeasuredLaunch:
 def measured_launch(product: PlainProduct, machine: Machine) -> MeasuredLaunch | None:
     """Choose from the call's menu for a product of known rows; None for other GPUs than the menu's, and for copies.
 
-    Left out are kernels in clusters, which no launch here makes, those whose last wave is cut, and swapped ones for
-    products with a residual, which they do not add.
+    Left out are kernels in clusters, which no launch here makes, those whose last wave is cut, and those that cannot
+    add a residual where there is one.
     """
     if product.copied or str(machine.target.attrs.get("arch")) != WGMMA_ARCH:
         return None
@@ -403,7 +404,7 @@ def measured_launch(product: PlainProduct, machine: Machine) -> MeasuredLaunch |
     problem, menu = product.problem(rows), menu_of(str(machine.target), machine.name, machine.multiprocessors)
     able = _launched_alone(menu)
     if product.residual is not None:
-        able &= np.array([not isinstance(getattr(each, "tile", None), SwappedTile) for each in menu.kernels])
+        able &= np.array([may and adds_residual(problem, each.tile) for may, each in zip(able, menu.kernels)])
     us = menu.times(problem, able=able)
     for place in us.argsort():
         if not math.isfinite(us[place]):

@@ -2,9 +2,11 @@ from .channels_last import ChannelsLast as ChannelsLast
 from .compute_in_float32 import ComputeInFloat32 as ComputeInFloat32
 from .fold_batch_norms import FoldBatchNorms as FoldBatchNorms
 from .fold_constants import FoldConstants as FoldConstants
+from .fold_scales import FoldScales as FoldScales
 from .join_functions import DequantizeInProduct as DequantizeInProduct
 from .join_functions import WidenInRows as WidenInRows
 from .legalize_scans import LegalizeScans as LegalizeScans
+from .merge_products import MergeProducts as MergeProducts
 from .patches_as_products import PatchesAsProducts as PatchesAsProducts
 from .read_transposed import ReadTransposed as ReadTransposed
 from .recognise_norms import RecogniseNorms as RecogniseNorms

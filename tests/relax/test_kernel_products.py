@@ -426,7 +426,9 @@ def test_kernels_of_the_menu_finish_sums_of_known_rows(name: str, how: str, monk
 
     monkeypatch.setattr(Menu, "times", times)
     function = taken(finished(200, 264, 192, how))
-    assert f"step {13 if 'step 13' in name else 12}, {re.search(r'[0-9]+x[0-9x/]+', name)[0]}" in str(function.attrs[HOW])
+    assert f"step {13 if 'step 13' in name else 12}, {re.search(r'[0-9]+x[0-9x/]+', name)[0]}" in str(
+        function.attrs[HOW]
+    )
     check_finished(function, how, (200,))
 
 

@@ -1,0 +1,90 @@
+"""What a linear layer's results are multiplied by goes into its weights."""
+
+from __future__ import annotations
+
+import tvm
+from tvm import ir, relax
+from tvm.ir.transform import PassContext
+
+from tensorir_ladder.relax.graphs import is_call, number
+from tensorir_ladder.schedules.isa import PTX_TYPES
+
+WIDE = "float32"
+
+
+@tvm.transform.module_pass(opt_level=0, name="FoldScales")
+class FoldScales:
+    """Multiply a linear layer's weights and bias by what its results are multiplied by: a number, or one a column.
+
+    ::
+
+        before   y = multiply(add(matmul(x, permute_dims(w)), b), scale)            # then a residual is added
+        after    w_s = astype(w * scale[:, None], "float16");  b_s = astype(b * scale, "float16")
+                 y = add(matmul(x, permute_dims(w_s)), b_s)
+
+    So "layer scale" in ConvNeXt, and the scale of queries, become nothing in a call: ``w_s`` and ``b_s`` depend on
+    parameters alone, for modules in which that is lifted out (``pipeline(prepare=True)``). An epilogue takes one vector, which the
+    bias is. Weights are rounded once more, results once less.
+    """
+
+    def transform_module(self, mod: ir.IRModule, _context: PassContext) -> ir.IRModule:
+        """Rewrite each Relax function of a module."""
+        rewriter = _Folded(mod)
+        for name, function in mod.functions_items():
+            if isinstance(function, relax.Function):
+                changed = relax.analysis.remove_all_unused(rewriter.rewritten(function))
+                rewriter.builder_.update_func(name, changed)
+        return rewriter.builder_.get()
+
+
+@relax.expr_functor.mutator
+class _Folded(relax.PyExprMutator):
+    def rewritten(self, function: relax.Function) -> relax.Function:
+        blocks = [block for block in function.body.blocks if isinstance(block, relax.DataflowBlock)]
+        self.readers = {var: own for block in blocks for var, own in relax.analysis.udchain(block).items()}
+        self.values = relax.analysis.get_var2val(function)
+        first_weight = int((function.attrs or {}).get("num_input", len(function.params)))
+        self.weights = {*function.params[first_weight:]}
+        return self.visit_expr(function)
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:  # what the mutator's base class calls it
+        if is_call(call, "multiply"):
+            for made, scale in (tuple(call.args), tuple(call.args)[::-1]):
+                scales = self._is_vector(scale) or number(scale) is not None
+                if scales and (found := self._layer(made)) is not None:
+                    return self._scaled(*found, scale)
+        return super().visit_call_(call)
+
+    def _is_vector(self, operand: relax.Expr) -> bool:
+        return operand in self.weights and operand.ty.ndim == 1 and str(operand.ty.dtype) in PTX_TYPES
+
+    def _read_once(self, var: relax.Expr) -> relax.Expr | None:
+        once = isinstance(var, relax.DataflowVar) and len(self.readers.get(var, ())) == 1
+        return self.values.get(var) if once else None
+
+    def _layer(self, result: relax.Expr) -> tuple[relax.Expr, relax.Expr, relax.Expr | None] | None:
+        """Return input, weights and bias of the linear layer that makes a result for one reader; None for others."""
+        made, bias = self._read_once(result), None
+        if is_call(made, "add"):
+            for one, other in (tuple(made.args), tuple(made.args)[::-1]):
+                if self._is_vector(other) and is_call(self._read_once(one), "matmul"):
+                    made, bias = self._read_once(one), other
+                    break
+        if not is_call(made, "matmul"):
+            return None
+        turned = self.values.get(made.args[1])
+        if not is_call(turned, "permute_dims") or turned.args[0] not in self.weights or turned.args[0].ty.ndim != 2:
+            return None
+        return made.args[0], turned.args[0], bias
+
+    def _scaled(self, x: relax.Expr, weight: relax.Expr, bias: relax.Expr | None, scale: relax.Expr) -> relax.Expr:
+        emit, dtype = self.builder_.emit, str(weight.ty.dtype)
+        factor = emit(relax.op.astype(scale, WIDE)) if number(scale) is None else relax.const(number(scale), WIDE)
+        by_rows = emit(relax.op.expand_dims(factor, 1)) if number(scale) is None else factor
+        folded = emit(relax.op.multiply(emit(relax.op.astype(weight, WIDE)), by_rows))
+        turned = emit(relax.op.permute_dims(emit(relax.op.astype(folded, dtype))))
+        product = relax.op.matmul(self.visit_expr(x), turned)
+        if bias is None:
+            return product
+        moved = emit(relax.op.multiply(emit(relax.op.astype(bias, WIDE)), factor))
+        return relax.op.add(emit(product), emit(relax.op.astype(moved, dtype)))

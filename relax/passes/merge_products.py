@@ -1,0 +1,127 @@
+"""Projections of one input become one product."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import tvm
+from tvm import ir, relax
+from tvm.ir.transform import PassContext
+
+from tensorir_ladder.relax.graphs import is_call
+from tensorir_ladder.schedules.inspection import is_constant
+from tensorir_ladder.schedules.isa import PTX_TYPES
+
+
+@tvm.transform.module_pass(opt_level=0, name="MergeProducts")
+class MergeProducts:
+    """Multiply an input once by the weights of all linear layers whose results are then cut into heads.
+
+    ::
+
+        before   q = add(matmul(x, permute_dims(w_q)), b_q);  k = ...;  v = ...      # each reshaped next
+        after    y = add(matmul(x, permute_dims(concat(w_q, w_k, w_v))), concat(b_q, b_k, b_v))
+                 q, k, v = slices of y
+
+    One product of many columns fills a GPU that three of few do not. The weights are joined by what depends on
+    parameters alone: for modules in which that is lifted out (``pipeline(prepare=True)``). Taken are 16-bit layers of
+    known columns, with or without a bias, whose weights are parameters. Results that nothing but reshapes read are
+    merged; others are better finished in the epilogue of a product of their own.
+    """
+
+    def transform_module(self, mod: ir.IRModule, _context: PassContext) -> ir.IRModule:
+        """Rewrite each Relax function of a module."""
+        rewriter = _Merged(mod)
+        for name, function in mod.functions_items():
+            if isinstance(function, relax.Function):
+                rewriter.groups = _groups(function)
+                if rewriter.groups:
+                    changed = relax.analysis.remove_all_unused(rewriter.visit_expr(function))
+                    rewriter.builder_.update_func(name, changed)
+        return rewriter.builder_.get()
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A linear layer: the call that makes its result, its weights ``[columns, k]``, and its bias, if any."""
+
+    result: relax.Call
+    weight: relax.Expr
+    bias: relax.Expr | None
+
+    @property
+    def columns(self) -> int:
+        return int(self.weight.ty.shape[0])
+
+
+def _groups(function: relax.Function) -> dict[relax.Call, tuple[relax.Expr, list[_Layer]]]:
+    """List what is merged, by the call of each layer's result: the input, and all layers of the group."""
+    values = relax.analysis.get_var2val(function)
+    blocks = [block for block in function.body.blocks if isinstance(block, relax.DataflowBlock)]
+    readers = {var: list(own) for block in blocks for var, own in relax.analysis.udchain(block).items()}
+    first_weight = int((function.attrs or {}).get("num_input", len(function.params)))
+    weights = {*function.params[first_weight:]}
+    by_input: dict[relax.Expr, list[_Layer]] = {}
+    for block in blocks:
+        for binding in block.bindings:
+            if not is_call(getattr(binding, "value", None), "matmul"):
+                continue
+            x, turned = binding.value.args
+            if (weight := _transposed(values.get(turned), weights)) is None:
+                continue
+            var, result, bias = binding.var, binding.value, None
+            after = readers.get(var, ())
+            if len(after) == 1 and is_call(add := values.get(after[0]), "add"):
+                other = add.args[1] if add.args[0].same_as(var) else add.args[0]
+                if other in weights and other.ty.ndim == 1:
+                    var, result, bias = after[0], add, other
+            if readers.get(var) and all(is_call(values.get(reader), "reshape") for reader in readers[var]):
+                by_input.setdefault(x, []).append(_Layer(result, weight, bias))
+    found = {}
+    for x, layers in by_input.items():
+        if len(layers) > 1:
+            found |= {layer.result: (x, layers) for layer in layers}
+    return found
+
+
+def _transposed(made: relax.Expr | None, weights: set[relax.Var]) -> relax.Expr | None:
+    """Return the 16-bit weights of known size that a call transposes; None for others."""
+    if not is_call(made, "permute_dims") or made.args[0] not in weights or made.args[0].ty.ndim != 2:
+        return None
+    shape = made.args[0].ty.shape
+    known = isinstance(shape, relax.ShapeExpr) and all(map(is_constant, shape.values))
+    return made.args[0] if known and str(made.args[0].ty.dtype) in PTX_TYPES else None
+
+
+@relax.expr_functor.mutator
+class _Merged(relax.PyExprMutator):
+    groups: Mapping[relax.Call, tuple[relax.Expr, Sequence[_Layer]]] = {}
+
+    def __init__(self, mod: ir.IRModule) -> None:
+        super().__init__(mod)
+        self.made: dict[relax.Call, relax.Expr] = {}
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:  # what the mutator's base class calls it
+        if call not in self.groups:
+            return super().visit_call_(call)
+        if call not in self.made:
+            self._merge(*self.groups[call])
+        return self.made[call]
+
+    def _merge(self, x: relax.Expr, layers: Sequence[_Layer]) -> None:
+        """Emit a group's product, and note each layer's part of it."""
+        emit, dtype = self.builder_.emit, str(layers[0].weight.ty.dtype)
+        joined = emit(relax.op.concat([self.visit_expr(layer.weight) for layer in layers], axis=0))
+        product = emit(relax.op.matmul(self.visit_expr(x), emit(relax.op.permute_dims(joined))))
+        if any(layer.bias is not None for layer in layers):
+            biases = [
+                emit(relax.op.zeros((layer.columns,), dtype)) if layer.bias is None else self.visit_expr(layer.bias)
+                for layer in layers
+            ]
+            product = emit(relax.op.add(product, emit(relax.op.concat(biases, axis=0))))
+        first, last = 0, product.ty.ndim - 1
+        for layer in layers:
+            cut = relax.op.strided_slice(product, [last], [first], [first + layer.columns])
+            self.made[layer.result] = emit(cut)
+            first += layer.columns
