@@ -17,3 +17,19 @@ def number(operand: relax.Expr) -> float | None:
 def is_call(call: relax.Expr | None, name: str) -> bool:
     """Tell if an expression calls the operator ``relax.name``."""
     return isinstance(call, relax.Call) and call.op == ir.Op.get(f"relax.{name}")
+
+
+def of_weights(function: relax.Function) -> set[relax.Var]:
+    """Return the variables of a function that its weights alone go into, these themselves among them.
+
+    Weights are the parameters behind the first ``num_input``, an attribute that importers set; none without it.
+    """
+    inputs = int((function.attrs or {}).get("num_input", len(function.params)))
+    found = {*function.params[inputs:]}
+    for block in function.body.blocks:
+        for binding in block.bindings:
+            if isinstance(binding, relax.VarBinding) and isinstance(binding.value, relax.Call):
+                read = relax.analysis.free_vars(binding.value)
+                if read and all(var in found for var in read):
+                    found.add(binding.var)
+    return found

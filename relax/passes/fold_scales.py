@@ -6,7 +6,7 @@ import tvm
 from tvm import ir, relax
 from tvm.ir.transform import PassContext
 
-from tensorir_ladder.relax.graphs import is_call, number
+from tensorir_ladder.relax.graphs import is_call, number, of_weights
 from tensorir_ladder.schedules.isa import PTX_TYPES
 
 WIDE = "float32"
@@ -23,8 +23,8 @@ class FoldScales:
                  y = add(matmul(x, permute_dims(w_s)), b_s)
 
     So "layer scale" in ConvNeXt, and the scale of queries, become nothing in a call: ``w_s`` and ``b_s`` depend on
-    parameters alone, for modules in which that is lifted out (``pipeline(prepare=True)``). An epilogue takes one vector, which the
-    bias is. Weights are rounded once more, results once less.
+    parameters alone, for modules in which that is lifted out (``pipeline(prepare=True)``). An epilogue takes one
+    vector, which the bias is. Weights are rounded once more, results once less.
     """
 
     def transform_module(self, mod: ir.IRModule, _context: PassContext) -> ir.IRModule:
@@ -43,8 +43,7 @@ class _Folded(relax.PyExprMutator):
         blocks = [block for block in function.body.blocks if isinstance(block, relax.DataflowBlock)]
         self.readers = {var: own for block in blocks for var, own in relax.analysis.udchain(block).items()}
         self.values = relax.analysis.get_var2val(function)
-        first_weight = int((function.attrs or {}).get("num_input", len(function.params)))
-        self.weights = {*function.params[first_weight:]}
+        self.weights = of_weights(function)
         return self.visit_expr(function)
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:  # what the mutator's base class calls it

@@ -9,7 +9,7 @@ import tvm
 from tvm import ir, relax
 from tvm.ir.transform import PassContext
 
-from tensorir_ladder.relax.graphs import is_call
+from tensorir_ladder.relax.graphs import is_call, of_weights
 from tensorir_ladder.schedules.inspection import is_constant
 from tensorir_ladder.schedules.isa import PTX_TYPES
 
@@ -26,7 +26,7 @@ class MergeProducts:
 
     One product of many columns fills a GPU that three of few do not. The weights are joined by what depends on
     parameters alone: for modules in which that is lifted out (``pipeline(prepare=True)``). Taken are 16-bit layers of
-    known columns, with or without a bias, whose weights are parameters. Results that nothing but reshapes read are
+    known columns, with or without a bias. Results that nothing but reshapes read are
     merged; others are better finished in the epilogue of a product of their own.
     """
 
@@ -60,8 +60,7 @@ def _groups(function: relax.Function) -> dict[relax.Call, tuple[relax.Expr, list
     values = relax.analysis.get_var2val(function)
     blocks = [block for block in function.body.blocks if isinstance(block, relax.DataflowBlock)]
     readers = {var: list(own) for block in blocks for var, own in relax.analysis.udchain(block).items()}
-    first_weight = int((function.attrs or {}).get("num_input", len(function.params)))
-    weights = {*function.params[first_weight:]}
+    weights = of_weights(function)
     by_input: dict[relax.Expr, list[_Layer]] = {}
     for block in blocks:
         for binding in block.bindings:
