@@ -1,0 +1,310 @@
+"""Passes over graphs of linear layers, norms and constants: what a graph becomes, and that it computes the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, tirx
+from tvm.ir.transform import Pass
+
+from tensorir_ladder.relax.graphs import of_weights
+from tensorir_ladder.relax.legalization import legalizations
+from tensorir_ladder.relax.passes import (
+    FoldConstants,
+    FoldScales,
+    MergeProducts,
+    PatchesAsProducts,
+    RecogniseNorms,
+    SinkReshapes,
+)
+
+op = relax.op
+SOME = 5  # of a symbolic extent
+Shapes = dict[str, tuple[tuple[Any, ...], str]]
+
+
+def module(body: Callable[..., relax.Expr], shapes: Shapes, inputs: int = 1) -> tvm.IRModule:
+    """A module of one function, whose first parameters are inputs, the others weights."""
+    rows = tirx.Var("rows", "int64")
+    params = [
+        relax.Var(name, relax.TensorType([rows if extent == "rows" else extent for extent in shape], dtype))
+        for name, (shape, dtype) in shapes.items()
+    ]
+    builder = relax.BlockBuilder()
+    with builder.function("main", params, attrs={"num_input": inputs}):
+        with builder.dataflow():
+            out = builder.emit_output(builder.normalize(body(builder.emit, *params)))
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+def drawn(mod: tvm.IRModule) -> list[np.ndarray]:
+    """Whole numbers of few bits by 8, so that sums of float16 are exact."""
+    random = np.random.default_rng(7)
+    shapes = [[SOME if isinstance(e, tirx.Var) else int(e) for e in each.ty.shape] for each in mod["main"].params]
+    return [
+        (random.integers(-4, 5, shape) / 8).astype(str(each.ty.dtype))
+        for shape, each in zip(shapes, mod["main"].params)
+    ]
+
+
+def run(mod: tvm.IRModule, given: list[np.ndarray]) -> np.ndarray:
+    legal = relax.transform.LegalizeOps()(mod)
+    machine = relax.VirtualMachine(tvm.compile(legal, tvm.target.Target("llvm")), tvm.cpu())
+    return machine["main"](*map(tvm.runtime.tensor, given)).numpy()
+
+
+def operators(mod: tvm.IRModule) -> list[str]:
+    """The names of the operators that a function calls, in their order."""
+    bindings = [binding for block in mod["main"].body.blocks for binding in block.bindings]
+    return [str(each.value.op.name).removeprefix("relax.") for each in bindings if isinstance(each.value, relax.Call)]
+
+
+def of_inputs(mod: tvm.IRModule) -> list[str]:
+    """The operators that inputs go into."""
+    prepared = of_weights(mod["main"])
+    bindings = [binding for block in mod["main"].body.blocks for binding in block.bindings]
+    calls = [each.value for each in bindings if isinstance(each.value, relax.Call) and each.var not in prepared]
+    return [str(call.op.name).removeprefix("relax.") for call in calls]
+
+
+def changed(mod: tvm.IRModule, by: Pass, room: float = 0.0) -> tvm.IRModule:
+    """A module as a pass makes it, which computes what it did; ``room`` is relative."""
+    made = by(mod)
+    given = drawn(mod)
+    np.testing.assert_allclose(run(made, given), run(mod, given), rtol=room, atol=room)
+    return made
+
+
+def half(**shapes: tuple[Any, ...]) -> Shapes:
+    return {name: (shape, "float16") for name, shape in shapes.items()}
+
+
+# Reshapes
+
+LAYER = half(x=(2, 3, 8), w=(8, 6), b=(6,))
+
+
+def layer(emit: Callable[..., relax.Var], x: relax.Expr, w: relax.Expr, b: relax.Expr) -> relax.Var:
+    product = emit(op.matmul(emit(op.reshape(x, (6, 8))), w))
+    return emit(op.reshape(emit(op.add(product, b)), (2, 3, 6)))
+
+
+def test_a_linear_layer_is_computed_in_the_shape_of_its_input() -> None:
+    made = changed(module(lambda emit, x, w, b: op.nn.relu(layer(emit, x, w, b)), LAYER), SinkReshapes())
+    assert operators(made) == ["matmul", "add", "nn.relu"]
+
+
+def test_two_layers_with_an_activation_and_a_residual_between_reshapes() -> None:
+    def body(emit: Callable[..., relax.Var], x: relax.Expr, w: relax.Expr, v: relax.Expr) -> relax.Expr:
+        flat = emit(op.reshape(x, (6, 8)))
+        inner = emit(op.nn.silu(emit(op.matmul(flat, w))))
+        return op.reshape(emit(op.add(emit(op.matmul(inner, v)), flat)), (2, 3, 8))
+
+    made = changed(module(body, half(x=(2, 3, 8), w=(8, 6), v=(6, 8))), SinkReshapes())
+    assert operators(made) == ["matmul", "nn.silu", "matmul", "add"]
+
+
+def test_rows_may_be_known_at_run_time_only() -> None:
+    def body(emit: Callable[..., relax.Var], x: relax.Expr, w: relax.Expr, b: relax.Expr) -> relax.Expr:
+        rows = x.ty.shape[0]
+        product = emit(op.matmul(emit(op.reshape(x, (rows * 3, 8))), w))
+        return op.reshape(emit(op.add(product, b)), (rows, 3, 6))
+
+    made = changed(module(body, half(x=("rows", 3, 8), w=(8, 6), b=(6,))), SinkReshapes())
+    assert operators(made) == ["matmul", "add"]
+
+
+@pytest.mark.parametrize("shape", [(8, 6), (4, 12), (48,)], ids=str)
+def test_reshapes_that_join_other_axes_stay(shape: tuple[int, ...]) -> None:
+    made = changed(module(lambda emit, x: op.nn.relu(emit(op.reshape(x, shape))), half(x=(2, 3, 8))), SinkReshapes())
+    assert operators(made) == ["reshape", "nn.relu"]
+
+
+def test_what_is_added_for_each_row_stays_behind_the_reshape() -> None:
+    def body(emit: Callable[..., relax.Var], x: relax.Expr, c: relax.Expr) -> relax.Expr:
+        return op.add(emit(op.reshape(x, (6, 8))), c)
+
+    made = changed(module(body, half(x=(2, 3, 8), c=(6, 8))), SinkReshapes())
+    assert operators(made) == ["reshape", "add"]
+
+
+# Norms
+
+
+def norm(square: str, dtype: str, turned: bool) -> Callable[..., relax.Expr]:
+    def body(emit: Callable[..., relax.Var], x: relax.Expr, w: relax.Expr) -> relax.Expr:
+        wide = emit(op.astype(x, "float32")) if dtype == "float16" else x
+        squared = op.power(wide, relax.const(2.0, "float32")) if square == "power" else op.multiply(wide, wide)
+        mean = emit(op.mean(emit(squared), axis=[-1], keepdims=True))
+        root = emit(op.rsqrt(emit(op.add(mean, relax.const(1e-5, "float32")))))
+        normed = emit(op.multiply(root, wide) if turned else op.multiply(wide, root))
+        normed = emit(op.astype(normed, dtype)) if dtype == "float16" else normed
+        return op.multiply(normed, w) if turned else op.multiply(w, normed)
+
+    return body
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("square", ["power", "product"])
+def test_norms_by_the_root_mean_square_become_an_operator(square: str, dtype: str, turned: bool) -> None:
+    shapes = {"x": (("rows", 3, 24), dtype), "w": ((24,), dtype)}
+    made = changed(
+        module(norm(square, dtype, turned), shapes), RecogniseNorms(), room=2e-3 if dtype == "float16" else 1e-6
+    )
+    assert operators(made) == ["nn.rms_norm"]
+
+
+def test_a_mean_of_other_squares_is_no_norm() -> None:
+    def body(emit: Callable[..., relax.Var], x: relax.Expr, y: relax.Expr, w: relax.Expr) -> relax.Expr:
+        mean = emit(op.mean(emit(op.multiply(y, y)), axis=[-1], keepdims=True))
+        root = emit(op.rsqrt(emit(op.add(mean, relax.const(1e-5, "float32")))))
+        return op.multiply(w, emit(op.multiply(x, root)))
+
+    shapes = {"x": ((4, 24), "float32"), "y": ((4, 24), "float32"), "w": ((24,), "float32")}
+    assert "nn.rms_norm" not in operators(changed(module(body, shapes), RecogniseNorms()))
+
+
+# Constants
+
+
+def test_a_mask_of_positions_is_a_constant() -> None:
+    def body(emit: Callable[..., relax.Var], x: relax.Expr) -> relax.Expr:
+        place = emit(op.arange(0, 8, 1, "int64"))
+        seen = emit(op.less_equal(emit(op.expand_dims(place, 0)), emit(op.expand_dims(place, 1))))
+        so_far = emit(op.cumsum(emit(op.astype(seen, "int32")), axis=1))
+        kept = emit(op.where(seen, relax.const(0, "float16"), relax.const(-1, "float16")))
+        return op.add(emit(op.add(x, kept)), emit(op.astype(so_far, "float16")))
+
+    made = changed(module(body, half(x=(3, 8, 8))), FoldConstants())
+    assert operators(made) == ["add", "add"]
+
+
+def test_what_depends_on_symbols_or_is_large_stays() -> None:
+    def of_symbols(_emit: Callable[..., relax.Var], x: relax.Expr) -> relax.Expr:
+        return op.zeros(x.ty.shape, "float16")
+
+    def large(emit: Callable[..., relax.Var], x: relax.Expr) -> relax.Expr:
+        return op.add(x, emit(op.sum(emit(op.zeros((1 << 13, 1 << 13), "float16")), axis=[0, 1])))
+
+    assert operators(FoldConstants()(module(of_symbols, half(x=("rows", 8))))) == ["zeros"]
+    assert "zeros" in operators(FoldConstants()(module(large, half(x=(8,)))))
+
+
+# Weights that are prepared
+
+
+def projected(emit: Callable[..., relax.Var], x: relax.Expr, *given: relax.Expr) -> relax.Expr:
+    """Three projections, two of them with biases, cut into heads and added up."""
+    (q, k, v, bias, more) = given
+    made = [emit(op.matmul(x, emit(op.permute_dims(weight)))) for weight in (q, k, v)]
+    made[0], made[2] = emit(op.add(made[0], bias)), emit(op.add(more, made[2]))
+    q, k, v = (emit(op.reshape(each, (2, 3, int(each.ty.shape[2]) // 4, 4))) for each in made)
+    return op.concat([q, k, v], axis=2)
+
+
+PROJECTIONS = half(x=(2, 3, 8), q=(8, 8), k=(4, 8), v=(4, 8), bias=(8,), more=(4,))
+
+
+def test_projections_of_one_input_are_one_product() -> None:
+    made = operators(changed(module(projected, PROJECTIONS), MergeProducts()))
+    assert made.count("matmul") == 1
+    assert made.count("strided_slice") == 3
+
+
+def test_projections_by_what_is_no_weight_or_of_other_inputs_stay() -> None:
+    every_one = module(projected, PROJECTIONS, inputs=6)
+    assert operators(MergeProducts()(every_one)).count("matmul") == 3
+
+
+def test_projections_that_are_finished_otherwise_stay() -> None:
+    def gated(emit: Callable[..., relax.Var], x: relax.Expr, gate: relax.Expr, up: relax.Expr) -> relax.Expr:
+        products = [emit(op.matmul(x, emit(op.permute_dims(weight)))) for weight in (gate, up)]
+        return op.multiply(emit(op.nn.silu(products[0])), products[1])
+
+    made = MergeProducts()(module(gated, half(x=(2, 3, 8), gate=(6, 8), up=(6, 8))))
+    assert operators(made).count("matmul") == 2
+
+
+@pytest.mark.parametrize("scale", ["vector", "number"])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_scales_of_columns_go_into_the_weights(with_bias: bool, scale: str) -> None:
+    def body(emit: Callable[..., relax.Var], x: relax.Expr, w: relax.Expr, b: relax.Expr, s: relax.Expr) -> relax.Expr:
+        made = emit(op.matmul(x, emit(op.permute_dims(w))))
+        made = emit(op.add(made, b)) if with_bias else made
+        return op.add(
+            x, emit(op.multiply(relax.const(0.25, "float16"), made) if scale == "number" else op.multiply(made, s))
+        )
+
+    mod = module(body, half(x=(5, 8), w=(8, 8), b=(8,), s=(8,)))
+    made = changed(mod, FoldScales())
+    assert of_inputs(made) == ["matmul", *(["add"] if with_bias else []), "add"]
+
+
+def test_scales_that_are_inputs_or_of_what_is_read_twice_stay() -> None:
+    def body(emit: Callable[..., relax.Var], x: relax.Expr, s: relax.Expr, w: relax.Expr) -> relax.Expr:
+        made = emit(op.matmul(x, emit(op.permute_dims(w))))
+        return op.add(made, emit(op.multiply(made, s)))
+
+    shapes = half(x=(5, 8), s=(8,), w=(8, 8))
+    for inputs in (1, 2):
+        assert operators(FoldScales()(module(body, shapes, inputs))) == operators(module(body, shapes, inputs))
+
+
+# Patches
+
+
+@pytest.mark.parametrize("window", [(2, 2), (4, 2), (1, 4)], ids=str)
+def test_convolutions_of_patches_are_products(window: tuple[int, int]) -> None:
+    def body(_emit: Callable[..., relax.Var], x: relax.Expr, w: relax.Expr) -> relax.Expr:
+        return op.nn.conv2d(x, w, strides=window, data_layout="NHWC", kernel_layout="HWIO")
+
+    made = changed(module(body, half(x=("rows", 8, 4, 3), w=(*window, 3, 5))), PatchesAsProducts())
+    assert operators(made)[-1] == "matmul"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"strides": 1}, {"strides": 2, "padding": 1}, {"strides": 2, "dilation": 2}, {"strides": 3}],
+    ids=str,
+)
+def test_other_convolutions_stay(options: dict[str, int]) -> None:
+    def body(_emit: Callable[..., relax.Var], x: relax.Expr, w: relax.Expr) -> relax.Expr:
+        return op.nn.conv2d(x, w, **options, data_layout="NHWC", kernel_layout="HWIO")
+
+    side = 3 if options["strides"] == 3 else 2
+    made = PatchesAsProducts()(module(body, half(x=(1, 8, 8, 3), w=(side, side, 3, 5))))
+    assert operators(made) == ["nn.conv2d"]
+
+
+# Activations
+
+SPECIAL = [0.0, -0.0, np.inf, np.nan, 6e4, -6e4, 1e-7, -1e-7]
+
+
+@pytest.mark.parametrize(("name", "power"), [("gelu", 0), ("gelu_tanh", 3), ("silu", 1)])
+def test_activations_of_16_bits_are_as_near_as_their_dtype_allows(name: str, power: int) -> None:
+    x = np.concatenate([np.linspace(-9, 9, 4001), SPECIAL]).astype("float16")
+    mod = module(lambda _emit, x: getattr(op.nn, name)(x), half(x=(len(x),)))
+    legal = relax.transform.LegalizeOps(legalizations())(mod)
+    machine = relax.VirtualMachine(tvm.compile(legal, tvm.target.Target("llvm")), tvm.cpu())
+    got = machine["main"](tvm.runtime.tensor(x)).numpy().astype("float64")
+    wide = x.astype("float64")
+    with np.errstate(all="ignore"):
+        wanted = {
+            "gelu": lambda: wide * np.vectorize(_normal)(wide),
+            "gelu_tanh": lambda: wide / (1 + np.exp(-2 * (2 / np.pi) ** 0.5 * (wide + 0.044715 * wide**power))),
+            "silu": lambda: wide / (1 + np.exp(-wide)),
+        }[name]()
+    np.testing.assert_allclose(got, wanted, rtol=2**-11 * 1.02, atol=1.5e-7)
+
+
+def _normal(x: float) -> float:
+    """How much of the normal distribution lies below."""
+    return 0.5 * math.erfc(-x / 2**0.5)
