@@ -12,6 +12,7 @@ from tvm.target import Target
 from tensorir_ladder.relax.rules.computations import LEAVE, computations_of, same_number
 from tensorir_ladder.relax.rules.contraction import Contraction
 from tensorir_ladder.relax.rules.decode import Decode
+from tensorir_ladder.relax.rules.depthwise import Depthwise
 from tensorir_ladder.relax.rules.elementwise import Elementwise
 from tensorir_ladder.relax.rules.rows import Rows
 from tensorir_ladder.relax.rules.rule import NotTaken, Rule, prepared
@@ -23,7 +24,7 @@ from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.inspection import is_constant
 from tensorir_ladder.schedules.isa import WARP
 
-RULES: tuple[type[Rule], ...] = (Scan, Decode, Contraction, Rows, Elementwise)
+RULES: tuple[type[Rule], ...] = (Scan, Decode, Contraction, Depthwise, Rows, Elementwise)
 OLDEST = 80  # cp.async and mma.sync of float16, bfloat16 and TF32
 
 
