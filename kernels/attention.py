@@ -67,9 +67,10 @@ class Attention:
     Q and O have ``heads`` of ``head`` elements, K and V ``kv_heads``, each of which ``heads / kv_heads`` neighbouring
     heads share. ``causal``: query i sees the keys j <= i alone; ``from_end``, as many more as there are more keys than
     queries, so that the last query sees all. ``mask`` hides further keys, or is added to scaled scores. Results of a
-    query that sees no key are zeros. Layouts are "bshd" [batch, tokens, heads, head] or
-    "bhsd" [batch, heads, tokens, head]. Scores, weights' sums and results are added up in float32; weights, at most 1,
-    are rounded to ``dtype`` for the second product.
+    query that sees no key are zeros. ``starts`` says for Q, K and V in which matrix of their tensor map, and in which
+    column there, they begin (:attr:`matrices`): they may be parts of larger tensors. Layouts are
+    "bshd" [batch, tokens, heads, head] or "bhsd" [batch, heads, tokens, head]. Scores, weights' sums and results are
+    added up in float32; weights, at most 1, are rounded to ``dtype`` for the second product.
 
     Raises
     ------
@@ -93,6 +94,7 @@ class Attention:
     o_layout: str = BY_TOKEN
     from_end: bool = False
     mask: Mask | None = None
+    starts: tuple[tuple[int, int], ...] = ((0, 0),) * 3
 
     def __post_init__(self) -> None:
         extents = (self.batch, self.queries, self.keys, self.heads, self.kv_heads)
@@ -159,7 +161,9 @@ class Attention:
     def place(self, name: str, one: Expr, head: Expr) -> tuple[Expr, Expr]:
         """Return which matrix of an operand a head of the batch's ``one`` is in, and its first column there."""
         heads = self.heads if name in "QO" else self.kv_heads
-        return (one, head * self.head) if self._by_token[name] else (one * heads + head, 0)
+        matrix, column = (one, head * self.head) if self._by_token[name] else (one * heads + head, 0)
+        first_matrix, first_column = dict(zip("QKV", self.starts)).get(name, (0, 0))
+        return matrix + first_matrix if first_matrix else matrix, column + first_column if first_column else column
 
     @property
     def _by_token(self) -> dict[str, bool]:

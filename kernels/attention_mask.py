@@ -54,6 +54,9 @@ class Mask:
                     remedy="cast the mask, or name its axes in front of the keys",
                 )
 
+    def __str__(self) -> str:
+        return f"mask of {self.dtype} by {', '.join((*self.along, 'keys'))}"
+
     @property
     def is_added(self) -> bool:
         """True for numbers that are added to scores."""

@@ -6,8 +6,9 @@
              s = matmul(q_t, k_t);  w = softmax(scaled and masked s);  o = permute_dims(matmul(w, v_t))
     after    o = call_tir(attention, q, k, v)          # tensor maps of the tokens at hand; no scores in memory
 
-Taken are ``R.nn.attention`` and what it is written out as: two products with a softmax between them, scores times a
-constant, cast, masked by ``key <= query``, operands and result as they lie. The kernels are linked with the module
+Taken are ``R.nn.attention`` and ``R.nn.attention_bias``, and what these are written out as: two products with a softmax
+between them, scores times a constant, cast, masked by ``key <= query`` or by an operand. Operands are read in the
+tensors that they are views of (:mod:`relax.attention_operands`). The kernels are linked with the module
 (:mod:`relax.linking`). What is left is logged, with the reason, at level debug.
 """
 
@@ -22,13 +23,31 @@ from types import MappingProxyType
 
 import tvm
 import tvm_ffi
-from tvm import ir, relax, sym, tirx
+from tvm import ir, relax, tirx
 from tvm.ir.transform import PassContext
 from tvm.target import Target
 
 from tensorir_ladder.kernels.attention import BY_HEAD, BY_TOKEN, Attention, AttentionForm, attention, form_for
 from tensorir_ladder.kernels.codegen.launch_plan import COUNTED
 from tensorir_ladder.kernels.codegen.lowering import with_kernels
+from tensorir_ladder.relax.attention_operands import (
+    BATCH,
+    EXTENTS,
+    FIRST,
+    HEAD,
+    HEADS,
+    LAST,
+    MASKED,
+    TOKENS,
+    Masking,
+    MaskOperand,
+    MaskReader,
+    Operand,
+    keys_later,
+    ways_to_read,
+    with_numbers,
+)
+from tensorir_ladder.relax.elements import LEAVE, Elements, number_of
 from tensorir_ladder.relax.linking import DeviceCode, Mapped, device_code, launch
 from tensorir_ladder.relax.rules import (
     NotTaken,
@@ -50,14 +69,11 @@ from tensorir_ladder.schedules.workloads import MAX_ELEMENTS
 LOG = logging.getLogger(__name__)
 NAME = "attention"  # of the functions, and of the rule that is said to have made them
 FEWEST_QUERIES = 16  # of known numbers: fewer leave most of a tile empty, and keys are streamed better by "decode"
-MASKED = -6e4  # a score, of float16 nearly the least, that no weight is left of
 FLOATS = ("float16", "bfloat16", "float32", "float64")
-LAYOUTS = {(0, 2, 1, 3): BY_TOKEN, (0, 1, 2, 3): BY_HEAD}  # dimensions of batch, heads, tokens and a head's elements
-BATCH, HEADS, TOKENS, HEAD = range(4)
 TOKENS_TURNED = [0, 2, 1, 3]  # axes of what has tokens and heads exchanged
+CAUSAL = {"TopLeft": FIRST, "BottomRight": LAST}  # what TVM's operator calls masks
 EXCHANGED = {BY_TOKEN: BY_HEAD, BY_HEAD: BY_TOKEN}
 DIGITS = 12  # of a digest, by which kernels are told from each other
-LEAVE = "leave it to schedules"
 
 
 @tvm.transform.module_pass(opt_level=0, name="FuseAttention")
@@ -88,24 +104,6 @@ class FuseAttention:
 
 
 @dataclass(frozen=True)
-class Operand:
-    """A tensor of a batch's heads: what it is, how it lies, and how many neighbouring heads read each of its own."""
-
-    source: relax.Expr
-    layout: str
-    sharing: int = 1
-
-    @property
-    def extents(self) -> list[tirx.Expr]:
-        """Extents of batch, heads, tokens and a head; NotTaken where Relax does not know them."""
-        shape = getattr(self.source.ty, "shape", None)
-        order = next(order for order, layout in LAYOUTS.items() if layout == self.layout)
-        if not isinstance(shape, relax.ShapeExpr) or len(shape) != len(order):
-            raise NotTaken("an operand is no tensor of four known dimensions", value=self.source.ty, remedy=LEAVE)
-        return [shape[dimension] for dimension in order]
-
-
-@dataclass(frozen=True)
 class AttentionMatch:
     """Attention in a Relax module: operands that belong together, and how the result is to lie."""
 
@@ -115,14 +113,12 @@ class AttentionMatch:
     scale: float
     causal: bool
     o_layout: str
+    from_end: bool = False
+    mask: MaskOperand | None = None
 
     def __post_init__(self) -> None:
         """Raise NotTaken for operands that do not fit each other; IllegalWorkload for what the kernel does not take."""
         q, k, v = (operand.extents for operand in (self.q, self.k, self.v))
-        heads = [extents[axis] for extents in (q, k, v) for axis in (HEADS, HEAD)]
-        if not all(map(is_constant, heads)):
-            said = ", ".join(_shown(extent) for extent in heads if not is_constant(extent))
-            raise NotTaken("heads, or their elements, are known at run time only", value=said, remedy=LEAVE)
         if any(is_zero(extent) for extent in (*q, *k, *v)):
             raise NotTaken("an operand has no elements", remedy=LEAVE)
         pairs = [(q[BATCH], k[BATCH]), (k[BATCH], v[BATCH]), (k[TOKENS], v[TOKENS]), (k[HEADS], v[HEADS])]
@@ -155,14 +151,27 @@ class AttentionMatch:
             batch, queries = most // max(heads * (queries or 1), kv_heads * (keys or 1)), queries or 1
         layouts = (self.q.layout, self.k.layout, self.v.layout, self.o_layout)
         tokens = most // (batch * heads) if queries is None else queries, keys or 1
-        dtype = str(self.q.source.ty.dtype)
-        return Attention(batch, *tokens, heads, kv_heads, head, dtype, self.scale, self.causal, *layouts)
+        return Attention(
+            batch,
+            *tokens,
+            heads,
+            kv_heads,
+            head,
+            str(self.q.source.ty.dtype),
+            self.scale,
+            self.causal,
+            *layouts,
+            from_end=self.from_end,
+            mask=self.mask.kind if self.mask else None,
+            starts=(self.q.start, self.k.start, self.v.start),
+        )
 
     def form(self, multiprocessors: int) -> AttentionForm:
         """Choose the kernel's form by what is known before run time."""
         batch, queries, keys = (int(extent) if is_constant(extent) else None for extent in self.extents)
         heads, head = (int(self.q.extents[axis]) for axis in (HEADS, HEAD))
-        return form_for(head, multiprocessors, None if batch is None else batch * heads, queries, keys)
+        many = None if batch is None else batch * heads
+        return form_for(head, multiprocessors, many, queries, keys, self.mask.kind if self.mask else None)
 
     def lowered(self, code: DeviceCode, form: AttentionForm) -> tirx.PrimFunc:
         """Return the function of queries, keys, values and results, in their layouts, that launches the kernel."""
@@ -174,17 +183,16 @@ class AttentionMatch:
         if same_number(*self.extents[1:]):
             keys = queries
         numbers = dict(zip(COUNTED, (batch, queries, keys)))
-        lying = [
-            _Lying(batch, tokens, heads, problem.head, layout, problem.dtype)
-            for tokens, heads, layout in (
-                (queries, problem.heads, problem.q_layout),
-                (keys, problem.kv_heads, problem.k_layout),
-                (keys, problem.kv_heads, problem.v_layout),
-                (queries, problem.heads, problem.o_layout),
-            )
-        ]
-        matrices = {name: tirx.decl_buffer(one.shape, problem.dtype, name) for name, one in zip("QKVO", lying)}
-        mapped = {name: one.mapped for name, one in zip("QKVO", lying)}
+        given = dict(zip(EXTENTS.values(), (batch, queries, keys)))
+        operands = dict(zip("QKV", (self.q, self.k, self.v)))
+        shapes = {name: [with_numbers(extent, given) for extent in one.shape] for name, one in operands.items()}
+        matrices = {name: tirx.decl_buffer(shape, problem.dtype, name) for name, shape in shapes.items()}
+        if self.mask:
+            shape = [with_numbers(extent, given) for extent in self.mask.shape]
+            matrices["M"] = tirx.decl_buffer(shape, self.mask.kind.dtype, "M")
+        result = _Result(batch, queries, problem.heads, problem.head, problem.o_layout, problem.dtype)
+        matrices["O"] = tirx.decl_buffer(result.shape, problem.dtype, "O")
+        mapped = {name: one.mapped(given) for name, one in operands.items()} | {"O": result.mapped}
         blocks = tirx.floordiv(queries + (tile.rows - 1), tile.rows) * problem.heads * batch
         body = launch(code.plan, matrices, mapped, numbers, code.plan.grid[0] if self.known else blocks)
         written = [extent for extent in (batch, queries) if not is_constant(extent)]
@@ -196,13 +204,14 @@ class AttentionMatch:
             made = made.with_body(tirx.SeqStmt([check, made.body]))
         how = f"TMA, {tile.rows} queries, {tile.keys} keys, {form.stages} stages"
         how += ", in turns" * form.in_turns + ", causal" * problem.causal
+        how += f", {self.mask.kind}" if self.mask else ""
         made = made.with_attr(SCHEDULED, True).with_attr("tirx.noalias", True).with_attr(HOW, how)
         return with_kernels(closed(made, NAME, numbers_elements=False), code.device)
 
 
 @dataclass(frozen=True)
-class _Lying:
-    """Describe how a tensor of a batch's heads lies, tokens or heads of a batch known at run time only or not."""
+class _Result:
+    """Describe the result, a contiguous tensor; batch and tokens may be known at run time only."""
 
     batch: tirx.Expr
     tokens: tirx.Expr
@@ -227,14 +236,24 @@ class _Lying:
 
 @dataclass(frozen=True)
 class _Scores:
-    """Treat scores before their softmax: times ``scale``; ``fill`` in the place of a later key's, if any."""
+    """Treat scores before their softmax: times ``scale``; ``fill`` in the place of a later key's, if any.
+
+    ``added`` are masks that are added, each with the scale of what it is added to.
+    """
 
     scale: float = 1.0
     fill: float | None = None
+    added: tuple[relax.Expr, ...] = ()
 
     def times(self, factor: float) -> _Scores:
         """Multiply scores first."""
         return replace(self, scale=self.scale * factor)
+
+    def plus(self, mask: relax.Expr) -> _Scores:
+        """Add a mask first; NotTaken where the sum is scaled."""
+        if self.scale != 1:
+            raise NotTaken("a mask is scaled with the scores", value=self.scale, remedy=LEAVE)
+        return replace(self, added=(*self.added, mask))
 
     def cast(self, dtype: object) -> _Scores:
         """Cast scores first, which rounds them no more; NotTaken for what is no float of 16 bits or more."""
@@ -272,12 +291,8 @@ def _choice(value: ir.Expr) -> Sequence[ir.Expr] | None:
 
 def _says_not_later(condition: ir.Expr, negated: bool, query: ir.Expr, key: ir.Expr) -> bool:
     """Tell whether a condition, or its opposite, is that a key is not later than a query: ``key <= query``."""
-    if not isinstance(condition, (tirx.LE, tirx.LT, tirx.GE, tirx.GT)):
-        return False
-    turned = isinstance(condition, (tirx.GE, tirx.GT)) != negated
-    low, high = (condition.b, condition.a) if turned else (condition.a, condition.b)
-    strictly = isinstance(condition, (tirx.LT, tirx.GT)) != negated
-    return sym.Analyzer().can_prove_equal(high - low - int(strictly), query - key)
+    later = keys_later(condition, negated, query, key)
+    return later is not None and is_zero(later)
 
 
 def _elementwise(function: tirx.PrimFunc, after: _Scores) -> _Scores:
@@ -308,6 +323,7 @@ class _Search:
         self.mod = mod
         self.made = {each.var: each.value for each in block.bindings if isinstance(each, relax.VarBinding)}
         self.readers = relax.analysis.udchain(block)
+        self.elements = Elements(self.made)
 
     def found(self) -> Iterator[tuple[relax.Call, AttentionMatch]]:
         """List what is found by the call that makes its result."""
@@ -321,7 +337,7 @@ class _Search:
 
     def _read(self, value: relax.Expr) -> AttentionMatch | None:
         """Read attention; None for what is none, NotTaken and IllegalWorkload for what the kernel does not take."""
-        if _is(value, "nn.attention"):
+        if _is(value, "nn.attention") or _is(value, "nn.attention_bias"):
             return self._operator(value)
         if _is(value, "matmul"):
             weights = self._maker(value.args[0])
@@ -340,26 +356,35 @@ class _Search:
         return made
 
     def _result(self, var: relax.Var, one: AttentionMatch) -> tuple[relax.Var, AttentionMatch]:
-        """Return the variable that is to have the result: with tokens and heads exchanged, if that alone is read."""
-        readers = self.readers[var] if isinstance(var, relax.DataflowVar) else ()
-        if len(readers) == 1 and _axes(self._maker(readers[0])) == TOKENS_TURNED:
-            return readers[0], replace(one, o_layout=EXCHANGED[one.o_layout])
-        return var, one
+        """Return the variable that is to have the result: the last that only exchanges tokens and heads, or nothing."""
+        found, layout, last = var, one.o_layout, one.o_layout
+        while len(readers := self.readers[var] if isinstance(var, relax.DataflowVar) else ()) == 1:
+            made = self._maker(readers[0])
+            if _axes(made) == TOKENS_TURNED:
+                layout = EXCHANGED[layout]
+            elif not (_is(made, "reshape") and _same_shape(made.ty.shape, var.ty.shape)):
+                break
+            var = readers[0]
+            found, last = var, layout
+        return found, replace(one, o_layout=last)
 
     def _operator(self, call: relax.Call) -> AttentionMatch:
         """Read TVM's operator; NotTaken where it does what the kernel does not."""
-        q, k, v = (self._ways(operand, (0, 2, 1, 3)) for operand in call.args)
-        mask, window = call.attrs.causal_mask, call.attrs.window_size
-        tokens = [operand[-1].extents[TOKENS] for operand in (q, k)]
-        if window is not None or mask not in (None, "TopLeft", "BottomRight"):
-            raise NotTaken("a window, or a mask of another kind", value=window or mask, remedy=LEAVE)
-        if mask == "BottomRight" and not same_number(*tokens):
-            said = " and ".join(map(_shown, tokens))
-            raise NotTaken("the last query sees all keys, whose number is another", value=said, remedy=LEAVE)
-        if call.attrs.scale is None and not is_constant(q[-1].extents[HEAD]):
+        q, k, v = (
+            ways_to_read(self.elements, operand, (0, 2, 1, 3), tokens)
+            for operand, tokens in zip(call.args, ("queries", "keys", "keys"))
+        )
+        causal, window = call.attrs.causal_mask, call.attrs.window_size
+        if window is not None or causal not in (None, *CAUSAL):
+            raise NotTaken("a window, or a mask of another kind", value=window or causal, remedy=LEAVE)
+        if call.attrs.scale is None and not is_constant(call.args[0].ty.shape[HEAD]):
             raise NotTaken("a head is as long as run time says", value=q[-1].extents[HEAD], remedy=LEAVE)
         scale = int(q[-1].extents[HEAD]) ** -0.5 if call.attrs.scale is None else float(call.attrs.scale.value)
-        return _joined(q, k, v, scale, mask is not None, BY_TOKEN)
+        masking = Masking(frozenset() if causal is None else frozenset({CAUSAL[causal]}))
+        extents = [call.args[0].ty.shape[place] for place in (0, 2, 1)] + [call.args[1].ty.shape[1]]
+        for bias in call.args[3:]:
+            masking &= MaskReader(self.elements, extents).added(bias)
+        return _joined(q, k, v, scale, masking, BY_TOKEN, same_number(*extents[2:]))
 
     def _written_out(self, product: relax.Call) -> AttentionMatch:
         """Read two products with a softmax between them, upwards; NotTaken where more happens, or others read it."""
@@ -373,73 +398,66 @@ class _Search:
             made = self._alone(before)
         if scores.fill is not None and scores.fill > MASKED:
             raise NotTaken("masked scores have some weight", value=scores.fill, limit=MASKED, remedy=LEAVE)
-        q, v = (self._ways(operand, (0, 1, 2, 3)) for operand in (made.args[0], product.args[1]))
-        k = self._ways(made.args[1], (0, 1, 3, 2))
+        q = ways_to_read(self.elements, made.args[0], (0, 1, 2, 3), "queries")
+        k = ways_to_read(self.elements, made.args[1], (0, 1, 3, 2), "keys")
+        v = ways_to_read(self.elements, product.args[1], (0, 1, 2, 3), "keys")
         if product.ty.dtype != v[0].source.ty.dtype:
             raise NotTaken("results are not of the operands' dtype", value=product.ty.dtype, remedy=LEAVE)
-        return _joined(q, k, v, scores.scale, scores.fill is not None, BY_HEAD)
+        masking = Masking(frozenset() if scores.fill is None else frozenset({FIRST}))
+        extents = [*made.ty.shape]
+        for mask in scores.added:
+            masking &= MaskReader(self.elements, extents).added(mask)
+        return _joined(q, k, v, scores.scale, masking, BY_HEAD, same_number(*extents[2:]))
 
     def _before(self, call: relax.Call, after: _Scores) -> tuple[_Scores, relax.Expr]:
         """Put what a call does to scores in front, and return whose they are; NotTaken for other calls."""
         if _is(call, "astype"):
             return after.cast(call.ty.dtype), call.args[0]
         if _is(call, "multiply") or _is(call, "divide"):
-            one, other = call.args if _is(call, "divide") or _number(call.args[0]) is None else call.args[::-1]
-            if number := _number(other):
+            one, other = call.args if _is(call, "divide") or number_of(call.args[0]) is None else call.args[::-1]
+            if number := float(number_of(other) or 0):
                 return after.times(1 / number if _is(call, "divide") else number), one
+        if _is(call, "add"):
+            scores = next((operand for operand in call.args if self._are_scores(operand)), None)
+            if scores is not None:
+                return after.plus(next(operand for operand in call.args if not operand.same_as(scores))), scores
         if _is(call, "call_tir") and len(call.args) == 2 and len(call.args[1].fields) == 1:
             return _elementwise(self.mod[call.args[0]], after), call.args[1].fields[0]
         raise NotTaken("something else is done to scores", value=call.op, remedy=LEAVE)
 
-    def _ways(self, operand: relax.Expr, order: Sequence[int]) -> list[Operand]:
-        """List ways to read an operand whose dimensions of batch, heads, tokens and a head are ``order``.
-
-        As it is, or where that lies whose axes were exchanged or heads repeated. NotTaken where there is none.
-        """
-        found: list[Operand] = []
-        sharing = 1
-        while True:
-            if layout := LAYOUTS.get(tuple(order)):
-                found.append(Operand(operand, layout, sharing))
-            made = self._maker(operand)
-            if (axes := _axes(made)) is not None and len(axes) == len(order):
-                operand, order = made.args[0], [axes[dimension] for dimension in order]
-            elif (repeated := self._repeated(made, order[HEADS])) is not None:
-                operand, sharing = repeated[0], sharing * repeated[1]
-            elif found:
-                return found
-            else:
-                raise NotTaken("an operand lies neither by tokens nor by heads", value=operand, remedy=LEAVE)
-
-    def _repeated(self, call: relax.Expr | None, axis: int) -> tuple[relax.Expr, int] | None:
-        """Return what a call has repeated along an axis, each place by itself, and how often; None for other calls."""
-        if _is(call, "repeat") and call.attrs.axis is not None and call.attrs.axis % call.ty.ndim == axis:
-            return call.args[0], int(call.attrs.repeats)
-        wide = self._maker(call.args[0]) if _is(call, "reshape") else None
-        thin = self._maker(wide.args[0]) if _is(wide, "broadcast_to") else None
-        if not _is(thin, "expand_dims"):
-            return None
-        shapes = [each.ty.shape for each in (thin.args[0], thin, wide, call)]
-        if not all(isinstance(shape, relax.ShapeExpr) for shape in shapes) or len(shapes[0]) != HEAD + 1:
-            return None
-        own, times = list(shapes[0]), shapes[2][axis + 1]
-        outer, repeated, inner = own[:axis], own[axis], own[axis + 1 :]
-        wanted = ([*outer, repeated, 1, *inner], [*outer, repeated, times, *inner], [*outer, repeated * times, *inner])
-        if is_constant(times) and all(map(_same_shape, shapes[1:], wanted)):
-            return thin.args[0], int(times)
-        return None
+    def _are_scores(self, operand: relax.Expr) -> bool:
+        """Tell whether an operand is a product, which may be scaled, cast or masked."""
+        made = self._maker(operand)
+        while isinstance(made, relax.Call) and made.args and not _is(made, "matmul"):
+            number = len(made.args) > 1 and number_of(made.args[0]) is not None
+            made = self._maker(made.args[1 if number else 0])
+        return _is(made, "matmul")
 
 
 def _joined(
-    q: Sequence[Operand], k: Sequence[Operand], v: Sequence[Operand], scale: float, causal: bool, o_layout: str
+    q: Sequence[Operand],
+    k: Sequence[Operand],
+    v: Sequence[Operand],
+    scale: float,
+    masking: Masking,
+    o_layout: str,
+    as_many: bool,
 ) -> AttentionMatch:
-    """Choose among ways to read operands: as far back as they go, keys and values with their heads repeated alike."""
+    """Choose among ways to read operands: as far back as they go, keys and values with their heads repeated alike.
+
+    Numbers that queries and keys are multiplied by go to the scale. ``as_many``: keys are as many as queries.
+    """
+    q, v = [way for way in q if way.sharing == 1], [way for way in v if way.factor == 1]
     alike = {way.sharing for way in k} & {way.sharing for way in v}
     if not alike:
         raise NotTaken("heads of keys and values are repeated otherwise", remedy=LEAVE)
+    if len(masking.causal) == len(CAUSAL) and not as_many:
+        raise NotTaken("causal from both ends", value=sorted(masking.causal), remedy=LEAVE)
     wanted = zip((q, k, v), (1, max(alike), max(alike)))
     chosen = [[way for way in ways if way.sharing == sharing][-1] for ways, sharing in wanted]
-    return AttentionMatch(*chosen, scale, causal, o_layout)
+    scale *= chosen[0].factor * chosen[1].factor
+    from_end = LAST in masking.causal and not as_many
+    return AttentionMatch(*chosen, scale, bool(masking.causal), o_layout, from_end, masking.operand)
 
 
 @contextlib.contextmanager
@@ -471,14 +489,6 @@ def _axes(call: relax.Expr | None) -> list[int] | None:
         return None
     count = call.args[0].ty.ndim
     return [*range(count)][::-1] if call.attrs.axes is None else [int(axis) % count for axis in call.attrs.axes]
-
-
-def _number(operand: relax.Expr) -> float | None:
-    """Return the number that an operand is; None for others."""
-    if not isinstance(operand, ir.GenericConst) or not isinstance(operand.value, tvm.runtime.Tensor):
-        return None
-    number = operand.value.numpy()
-    return float(number.item()) if number.size == 1 and number.ndim <= len(TOKENS_TURNED) else None
 
 
 class _Kernels:
@@ -515,5 +525,6 @@ class _Rewriter(relax.PyExprMutator):
         if call not in self.launched:
             return super().visit_call_(call)
         one, function = self.launched[call]
-        operands = [self.visit_expr(operand.source) for operand in (one.q, one.k, one.v)]
+        sources = [operand.source for operand in (one.q, one.k, one.v, *([one.mask] if one.mask else []))]
+        operands = [self.visit_expr(source) for source in sources]
         return relax.call_tir(self.builder_.add_func(function, NAME), operands, call.ty)

@@ -318,7 +318,6 @@ LEFT: dict[str, tuple[Callable[[], tvm.IRModule], str]] = {
         ),
         "neither by tokens nor by heads",
     ),
-    "last keys": (lambda: module(operator(None, "BottomRight"), TOKENS, ("b", "m", 4, 64)), "another"),
     "a window": (
         lambda: module(
             lambda b, q, k, v: b.emit(op.nn.attention(q, k, v, causal_mask="TopLeft", window_size=4)), KNOWN, KNOWN
@@ -326,7 +325,9 @@ LEFT: dict[str, tuple[Callable[[], tvm.IRModule], str]] = {
         "window",
     ),
     "weights read twice": (lambda: module(read_twice, (1, 4, 20, 64), (1, 4, 20, 64)), "elsewhere"),
-    "a mask of an operand": (lambda: module(by_products(added), KNOWN, KNOWN), "relax.add"),
+    "a mask that is scaled": (
+        lambda: module(by_products(lambda b, s: times(0.5)(b, added(b, s))), KNOWN, KNOWN), "0.5"
+    ),
     "a softmax of columns": (lambda: module(by_products(axis=-2), KNOWN, KNOWN), "-2"),
     "results of float32": (lambda: module(by_products(out="float32"), KNOWN, KNOWN), "float32"),
     "a mask that lets a later key through": (
@@ -346,6 +347,7 @@ LEFT: dict[str, tuple[Callable[[], tvm.IRModule], str]] = {
     "a head of 96": (lambda: module(operator(), (1, 20, 4, 96), (1, 20, 4, 96)), "96"),
     "float32": (lambda: module(operator(), KNOWN, KNOWN, dtype="float32"), "float32"),
     "values of another head": (lambda: module(operator(), KNOWN, KNOWN, (1, 20, 4, 128)), "64 and 128"),
+    "another batch": (lambda: module(operator(), TOKENS, ("c", "n", 4, 64)), "b and c"),
     "one query": (lambda: module(operator(), (1, 1, 4, 64), (1, "m", 4, 64)), "few queries"),
     "no keys": (lambda: module(operator(), ("b", 20, 4, 64), ("b", 0, 4, 64)), "no elements"),
     "no batch": (lambda: module(operator(), (0, "n", 4, 64), (0, "n", 4, 64)), "no elements"),
