@@ -39,7 +39,7 @@ class MergeProducts:
                 if rewriter.groups:
                     changed = relax.analysis.remove_all_unused(rewriter.visit_expr(function))
                     rewriter.builder_.update_func(name, changed)
-        return rewriter.builder_.get()
+        return relax.transform.CanonicalizeBindings()(rewriter.builder_.get())
 
 
 @dataclass(frozen=True)
