@@ -259,7 +259,8 @@ def form_for(
       of 128 gain by that, heads of 64 lose by it where there are two steps of keys (197 tokens).
     - 64 queries where multiprocessors suffice for twice the blocks of 128: faster at 128 tokens and 32 heads of 128.
     - 192 queries, 96 keys, in turns, for heads of 64, from ``LONG_TOKENS`` queries and keys on, if each multiprocessor
-      has a block then: faster at 4096 tokens, much slower at 197, not timed between. Tokens that only run time knows
+      has a block then: faster at 4096 tokens, much slower at 197. And where its waves of blocks take fewer queries:
+      12 heads of 1500 tokens are 144 blocks of 128 queries, two waves, or 96 of 192. Tokens that only run time knows
       may be few.
     """
     form = _unmasked_form(head, multiprocessors, many, queries, keys)
@@ -275,8 +276,12 @@ def _unmasked_form(
         return usual
     if 2 * many * -(-queries // usual.tile.rows) <= multiprocessors:
         return FEW_BLOCKS[head]
-    fills = long is not None and many * -(-queries // long.tile.rows) >= multiprocessors
-    return long if fills and keys is not None and min(queries, keys) >= LONG_TOKENS else usual
+    if long is None:
+        return usual
+    blocks = [many * -(-queries // form.tile.rows) for form in (usual, long)]
+    waves = [-(-own // multiprocessors) * form.tile.rows for own, form in zip(blocks, (usual, long))]
+    fills = blocks[1] >= multiprocessors and keys is not None and min(queries, keys) >= LONG_TOKENS
+    return long if fills or waves[1] < waves[0] else usual
 
 
 @on_a_short_stack
