@@ -5,6 +5,7 @@ from .fold_constants import FoldConstants as FoldConstants
 from .fold_scales import FoldScales as FoldScales
 from .join_functions import DequantizeInProduct as DequantizeInProduct
 from .join_functions import WidenInRows as WidenInRows
+from .keep_sums_small import KeepSumsSmall as KeepSumsSmall
 from .legalize_scans import LegalizeScans as LegalizeScans
 from .merge_products import MergeProducts as MergeProducts
 from .patches_as_products import PatchesAsProducts as PatchesAsProducts

@@ -142,10 +142,18 @@ def test_functions_that_are_lowered_ahead_pass_tvms_pipeline_unharmed(name: str)
 
 def gated(dtype: str = "float32") -> tvm.IRModule:
     """A squeeze-and-excitation block's end: an image times what a convolution of its mean gives for each channel."""
-    return made_of(
-        {"x": ((2, 32, 5, 5), dtype), "s": ((2, 8, 1, 1), dtype), "w": ((32, 8, 1, 1), dtype)},
+    return repeating((2, 32, 5, 5), 8, dtype)
+
+
+def repeating(shape: tuple[int, ...], few: int, dtype: str) -> tvm.IRModule:
+    """An image times sums of ``few`` products for each channel, in one function, which TVM's fusion makes of it."""
+    batch, channels, *_ = shape
+    mod = made_of(
+        {"x": (shape, dtype), "s": ((batch, few, 1, 1), dtype), "w": ((channels, few, 1, 1), dtype)},
         lambda x, s, w: relax.op.multiply(x, relax.op.sigmoid(relax.op.nn.conv2d(s, w))),
     )
+    r = relax.transform
+    return tvm.ir.transform.Sequential([r.LegalizeOps(), r.AnnotateTIROpPattern(), r.FuseOps(), r.FuseTIR()])(mod)
 
 
 def test_an_exception_in_dlight_leaves_the_function_to_its_next_rule(caplog: pytest.LogCaptureFixture) -> None:
@@ -168,14 +176,44 @@ def test_an_exception_in_dlight_leaves_the_function_to_its_next_rule(caplog: pyt
 def test_a_result_that_repeats_a_sum_is_right_by_dlight(channels: tuple[int, int]) -> None:
     """Its GEMV and Reduction store past what they allocate, or shuffle among threads that are not there."""
     few, many = channels
-    mod = made_of(
-        {"x": ((1, many, 3, 7), "float32"), "s": ((1, few, 1, 1), "float32"), "w": ((many, few, 1, 1), "float32")},
-        lambda x, s, w: relax.op.multiply(x, relax.op.sigmoid(relax.op.nn.conv2d(s, w))),
-    )
+    mod = repeating((1, many, 3, 7), few, "float16")
     with failures_kept():
         ((_, function),) = functions_of(relax.get_pipeline("tensorir_ladder", target=TARGET)(mod)).items()
-    ((_, before),) = functions_of(fuse_operators(TARGET)(mod)).items()
+    ((_, before),) = functions_of(mod).items()
     assert check_function(before, function, TARGET).kernels
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("shape", [(2, 4, 5, 24), ("n", 4, 5, 24)])
+def test_sums_are_not_computed_anew_for_each_pixel(shape: tuple[int | str, ...]) -> None:
+    """Squeeze and excitation: what repeats sums is a function of its own."""
+    one = (shape[0], 1, 1)
+    mod = made_of(
+        {"x": (shape, "float16"), "s": ((*one, 8), "float16"), "w": ((1, 1, 8, 24), "float16")},
+        lambda x, s, w: relax.op.nn.relu(relax.op.multiply(x, relax.op.sigmoid(_pointwise(s, w)))),
+    )
+    sums, apart = sorted(functions_of(fuse_operators(TARGET)(mod)))
+    assert sums == "fused_conv2d_tir_sigmoid"
+    assert apart.startswith("fused_multiply")
+    mod = tvm.IRModule({"main": mod["forward"].with_attr("global_symbol", "main")})
+    random = np.random.default_rng(1)
+    x, s, w = (random.standard_normal(one).astype("float16") for one in ((2, 4, 5, 24), (2, 1, 1, 8), (8, 24)))
+    given = [x, s, w[None, None]]
+    (found,) = EmulatedModule(relax.get_pipeline("tensorir_ladder", target=TARGET)(mod), TARGET)(given)
+    sums = s.astype("float32") @ w.astype("float32")
+    np.testing.assert_allclose(found, np.maximum(x / (1 + np.exp(-sums)), 0), rtol=5e-3, atol=5e-3)
+
+
+def test_what_reads_sums_of_its_own_size_is_fused_with_these() -> None:
+    """An embedding of time, added to a convolution's result."""
+    shapes = {"x": ((2, 4, 5, 16), "float16"), "u": ((1, 1, 16, 24), "float16")}
+    shapes |= {"s": ((2, 1, 1, 8), "float16"), "w": ((1, 1, 8, 24), "float16")}
+    mod = made_of(shapes, lambda x, u, s, w: relax.op.add(_pointwise(x, u), _pointwise(s, w)))
+    assert len(functions_of(fuse_operators(TARGET)(mod))) == 2
+
+
+def _pointwise(x: relax.Expr, w: relax.Expr) -> relax.Expr:
+    return relax.op.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="HWIO")
 
 
 @pytest.mark.emulator
