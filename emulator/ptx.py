@@ -54,6 +54,8 @@ INSTRUCTIONS = {
     r"cvt\.rn\.bf16x2\.f32": "emu::cvt_bf16x2",
     r"add\.rn\.f16x2": "emu::add_pairs<half>",
     r"add\.rn\.bf16x2": "emu::add_pairs<nv_bfloat16>",
+    r"max\.NaN\.f16x2": "emu::max_pairs<half>",
+    r"max\.NaN\.bf16x2": "emu::max_pairs<nv_bfloat16>",
     r"selp\.[bsuf](?:32|64)": "emu::selp",
     r"st\.global(?:\.v[24])?\.[bu]32": "emu::st_global<uint>",
     r"st\.global(?:\.v[24])?\.f32": "emu::st_global<float>",

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 import tvm_ffi
 from tvm import tirx
@@ -14,7 +15,7 @@ from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx import Buffer, Var
 
-from tensorir_ladder.kernels.codegen.launch_plan import BIAS
+from tensorir_ladder.kernels.codegen.launch_plan import BIAS, SECOND
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct
 from tensorir_ladder.schedules.errors import IllegalWorkload
 from tensorir_ladder.schedules.isa import PTX_TYPES, WGMMA_ROWS, wgmma_element
@@ -28,6 +29,7 @@ ACTIVATIONS: Mapping[str, str] = MappingProxyType(
         "silu": "x / (1.0f + expf(-x))",
     }
 )
+Vectors = Buffer | tuple[Buffer, ...] | None  # what a kernel reads an element of for each column
 BIAS_DTYPES = (*PTX_TYPES, "float32")
 _ACTIVATE = "\n__forceinline__ __device__ float {name}(float x) {{ return {value}; }}\n"
 
@@ -38,7 +40,7 @@ class Epilogue:
 
     ``bias`` is the dtype of a bias of n elements, "" where there is none; ``activation`` one of ACTIVATIONS or "".
     Factor and activation are written into the kernel. With ``residual`` a matrix of the results' shape and dtype is
-    added to what is rounded (:mod:`kernels.residual`).
+    added to what is rounded (:mod:`kernels.residual`); ``rectified``, sums with it that are below 0 become 0.
 
     Raises
     ------
@@ -49,6 +51,7 @@ class Epilogue:
     bias: str = ""
     activation: str = ""
     residual: bool = False
+    rectified: bool = False
 
     def __post_init__(self) -> None:
         for what, value, known in (
@@ -61,21 +64,25 @@ class Epilogue:
                 )
         if not math.isfinite(self.alpha):
             raise IllegalWorkload("alpha is no finite number", value=self.alpha, remedy="give a finite factor")
+        if self.rectified and not self.residual:
+            raise IllegalWorkload("sums with a residual are rectified", value="no residual", remedy='activation="relu"')
 
     @property
     def is_nothing(self) -> bool:
         """True where sums stay what they are until they are rounded."""
-        return replace(self, residual=False) == PLAIN
+        return replace(self, residual=False, rectified=False) == PLAIN
 
-    def bind(self, pointer: Var, columns: int) -> Buffer | None:
+    @property
+    def pointers(self) -> dict[str, bool]:
+        """Which of a kernel's parameters are used, by name."""
+        second = isinstance(self, Written) and bool(self.second)
+        return {"bias_ptr": bool(self.bias), "second_ptr": second, "residual_ptr": self.residual}
+
+    def bind(self, pointer: Var, columns: int, _second: Var | None = None) -> Vectors:
         """Emit the bias' buffer, ``columns`` elements behind a kernel's parameter; None where there is no bias."""
-        if not self.bias:
-            return None
-        bias = T.match_buffer(pointer, (columns,), self.bias, align=dtype_bytes(self.bias))
-        IRBuilder.name(BIAS, bias)
-        return bias
+        return _vector(BIAS, pointer, columns, self.bias) if self.bias else None
 
-    def apply(self, bias: Buffer | None, sums: Buffer, product: WarpgroupProduct, column: Expr, lane: Expr) -> None:
+    def apply(self, bias: Vectors, sums: Buffer, product: WarpgroupProduct, column: Expr, lane: Expr) -> None:
         """Emit a thread's work on all its sums, whose columns begin at ``column`` of the output."""
         if self.is_nothing:
             return
@@ -89,7 +96,7 @@ class Epilogue:
                     T.buffer_store(sums, self._value(sums[register], added), [register])
 
     def apply_down(
-        self, bias: Buffer | None, sums: Buffer, product: WarpgroupProduct, first: Expr, warp: Expr, lane: Expr
+        self, bias: Vectors, sums: Buffer, product: WarpgroupProduct, first: Expr, warp: Expr, lane: Expr
     ) -> None:
         """Emit the same for sums whose rows are the output's columns, from ``first`` on: operands were exchanged."""
         if self.is_nothing:
@@ -103,7 +110,7 @@ class Epilogue:
                         register = row_tile * product.registers_per_tile + inside
                         T.buffer_store(sums, self._value(sums[register], added), [register])
 
-    def apply_along(self, bias: Buffer | None, sums: Buffer, first: Expr, count: int, column: Expr) -> None:
+    def apply_along(self, bias: Vectors, sums: Buffer, first: Expr, count: int, column: Expr) -> None:
         """Emit the same for ``count`` sums of a row, from the ``first`` on, whose columns begin at ``column``."""
         if self.is_nothing:
             return
@@ -111,14 +118,14 @@ class Epilogue:
             added = self._added(bias, column + i)
             T.buffer_store(sums, self._value(sums[first + i], added), [first + i])
 
-    def _added(self, bias: Buffer | None, column: Expr) -> Expr | None:
+    def _added(self, bias: Vectors, column: Expr) -> Any:
         """Read what is added to the sums of a column; beyond the last nothing is read."""
         if bias is None:
             return None
         read = T.Cast("float32", bias[column])
         return T.Bind(T.if_then_else(column < bias.shape[0], read, T.float32(0)))
 
-    def _value(self, value: Expr, added: Expr | None) -> Expr:
+    def _value(self, value: Expr, added: Any) -> Expr:
         if self.alpha != 1:
             value = value * T.float32(self.alpha)
         if added is not None:
@@ -134,23 +141,39 @@ PLAIN = Epilogue()
 
 @dataclass(frozen=True)
 class Written(Epilogue):
-    """Makes ``value`` of each sum: an expression of ``total``, the sum, and of ``element``, the bias' of its column.
+    """Makes ``value`` of each sum: an expression of ``total``, the sum, and of ``elements`` of vectors, by its column.
 
-    Its arithmetic is done as it is written, roundings between included; its dtype is the results'.
+    Its arithmetic is done as it is written, roundings between included; its dtype is the results'. The vectors are the
+    bias and, of a kernel that takes it, one of dtype ``second``.
     """
 
     value: Expr | None = None
     total: Var | None = None
-    element: Var | None = None
+    elements: tuple[Var, ...] = ()
+    second: str = ""
 
-    def _added(self, bias: Buffer | None, column: Expr) -> Expr | None:
-        if bias is None:
-            return None
-        return T.Bind(T.if_then_else(column < bias.shape[0], bias[column], tirx.const(0, str(bias.dtype))))
+    def bind(self, pointer: Var, columns: int, second: Var | None = None) -> Vectors:
+        """Emit the buffers of the vectors, of ``columns`` elements each."""
+        found = [_vector(BIAS, pointer, columns, self.bias)] if self.bias else []
+        if self.second:
+            found.append(_vector(SECOND, second, columns, self.second))
+        return tuple(found)
 
-    def _value(self, value: Expr, added: Expr | None) -> Expr:
-        given = {self.total: T.Bind(value), self.element: added}
+    def _added(self, bias: Vectors, column: Expr) -> tuple[Expr, ...]:
+        def element(vector: Buffer) -> Expr:
+            return T.Bind(T.if_then_else(column < vector.shape[0], vector[column], tirx.const(0, str(vector.dtype))))
+
+        return tuple(map(element, bias))
+
+    def _value(self, value: Expr, added: tuple[Expr, ...]) -> Expr:
+        given = {self.total: T.Bind(value), **dict(zip(self.elements, added))}
         return T.Cast("float32", tvm_ffi.structural_map(self.value, (Var, lambda var: given.get(var, var))))
+
+
+def _vector(name: str, pointer: Var, columns: int, dtype: str) -> Buffer:
+    vector = T.match_buffer(pointer, (columns,), dtype, align=dtype_bytes(dtype))
+    IRBuilder.name(name, vector)
+    return vector
 
 
 def without(function: tirx.PrimFunc, *unused: str) -> tirx.PrimFunc:

@@ -143,7 +143,8 @@ def persistent(
     room, again = pieces * total, form.any_rows or known.tiles > known.workers
     workers = machine.multiprocessors if form.any_rows else known.workers
     floats = room * PartialSums.floats(product.registers, tile.consumers)
-    residual = Residual(problem, tile, product) if form.finish.residual else None
+    rectified = form.finish.rectified
+    residual = Residual(problem, tile, product, rectified) if form.finish.residual else None
     at_end = form.overlapped and not form.next_at_once
     count = tile.boxes_at_least
     if not by_tma and in_boxes and count < RESULT_BOXES:  # whole rows take the room of two, which a stage gives up
@@ -160,6 +161,7 @@ def persistent(
         sums_ptr: T.handle,
         flags_ptr: T.handle,
         bias_ptr: T.handle,
+        second_ptr: T.handle,
         residual_ptr: T.handle,
         rows: T.int32,
         helpers: T.int32,
@@ -168,7 +170,7 @@ def persistent(
         shared_sums = T.match_buffer(sums_ptr, (max(1, floats),), "float32", align=16)
         flags = T.match_buffer(flags_ptr, (max(1, room * tile.consumers),), "int32", align=4)
         matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), box_rows, **widths)
-        bias = T.meta_var(form.finish.bind(bias_ptr, width))
+        bias = T.meta_var(form.finish.bind(bias_ptr, width, second_ptr))
         added = T.meta_var(residual.bind(residual_ptr) if form.finish.residual else None)
         log.bind()
         T.device_entry()
@@ -281,7 +283,7 @@ def persistent(
         end_together(here)
         log.clocks("end", here.number, here.thread == 0, together=True)
 
-    used = {"bias_ptr": form.finish.bias, "residual_ptr": form.finish.residual, **dict.fromkeys(PLANNED, form.any_rows)}
+    used = {**form.finish.pointers, **dict.fromkeys(PLANNED, form.any_rows)}
     made = without(main, *(name for name, is_used in used.items() if not is_used))
     return made.with_attr(OVERLAPS, True) if form.overlapped else made
 

@@ -32,12 +32,14 @@ def adds_residual(problem: Matmul, tile: RoleTile) -> bool:
 class Residual:
     """The tile of a matrix of the results' shape and dtype, in *turns*: a stage each, of some panels of 64 columns.
 
+    ``rectified``: sums below 0 become 0.
+
     Raises
     ------
     IllegalWorkload : for results that do not leave by TMA, warpgroups side by side, and columns of no whole panels.
     """
 
-    def __init__(self, problem: Matmul, tile: RoleTile, product: WarpgroupProduct) -> None:
+    def __init__(self, problem: Matmul, tile: RoleTile, product: WarpgroupProduct, rectified: bool = False) -> None:
         if not adds_residual(problem, tile):
             raise IllegalWorkload(
                 "a residual is added where results leave by TMA, in whole panels, by warpgroups below each other",
@@ -45,7 +47,7 @@ class Residual:
                 limit="16-bit results, rows of multiples of 16 bytes, one warpgroup across, columns by the 64",
                 remedy="choose another tile, or add it afterwards",
             )
-        self.problem, self.product, self.rows = problem, product, tile.block_m
+        self.problem, self.product, self.rows, self.rectified = problem, product, tile.block_m, rectified
         self.panels, self.panel_bytes = tile.block_n // PANEL, tile.block_m * ROW_BYTES
         self.of_a_turn = min(self.panels, product.stage_bytes // self.panel_bytes)
         self.turns = -(-self.panels // self.of_a_turn)
@@ -80,13 +82,16 @@ class Residual:
 
     def _add_box(self, packed: Buffer, pair: Buffer, box: int, consumer: Consumer, first: Expr) -> None:
         here = consumer.here
-        add = T.ptx[f"add.rn.{PTX_TYPES[self.problem.out_dtype]}x2"]
+        pairs = f"{PTX_TYPES[self.problem.out_dtype]}x2"
+        add, larger = T.ptx[f"add.rn.{pairs}"], T.ptx[f"max.NaN.{pairs}"]
         for square in range(PANEL // 16):
             source = consumer.shared.ring.ptr_to([first + epilogue.piece_of(square, here.warp, here.lane)])
             T.evaluate(T.ptx.ldmatrix.sync.aligned.m8n8.x4.shared.b16(*(pair[i] for i in range(4)), source))
             for i in range(4):
                 result = packed[box * PANEL // 4 + square * 4 + i]
                 T.evaluate(add(result, result, pair[i]))
+                if self.rectified:
+                    T.evaluate(larger(result, result, T.uint32(0)))
 
 
 def load_residual(

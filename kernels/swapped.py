@@ -117,11 +117,11 @@ def swapped(
     log = Log(form.stamps, ("producer", *(f"consumer {number}" for number in range(tile.consumers))))
 
     @T.prim_func
-    def main(A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle, bias_ptr: T.handle):
+    def main(A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle, bias_ptr: T.handle, second_ptr: T.handle):
         boxes_of = T.meta_var((*load_rows[::-1], tile.group_m if by_tma else None))
         matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), boxes_of, columns=width)
         maps = T.meta_var(Maps(matrices.b_map, matrices.a_map, matrices.c_map))
-        bias = T.meta_var(form.finish.bind(bias_ptr, width))
+        bias = T.meta_var(form.finish.bind(bias_ptr, width, second_ptr))
         log.bind()
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": resident})
@@ -205,7 +205,8 @@ def swapped(
         end_together(here)
         log.clocks("end", here.number, here.thread == 0, together=True)
 
-    made = main if form.finish.bias else without(main, "bias_ptr")
+    used = form.finish.pointers
+    made = without(main, *(name for name in ("bias_ptr", "second_ptr") if not used[name]))
     return made.with_attr(OVERLAPS, True) if form.overlapped else made
 
 

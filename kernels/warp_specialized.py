@@ -140,7 +140,8 @@ def warp_specialized(
     load_rows = loaded_rows(product, across, down)
     widths = {"columns": width, "b_columns": product.b_columns, "c_columns": product.box_columns}
     stages = max(FEWEST_STAGES, min(stages, k_tiles))
-    residual = Residual(problem, tile, product) if form.finish.residual else None
+    rectified = form.finish.rectified
+    residual = Residual(problem, tile, product, rectified) if form.finish.residual else None
     at_end = form.overlapped and not form.next_at_once
     in_ring = parts > 1 or tile.boxes_in_ring(stages, product.stage_bytes)
     result_bytes = tile.sum_bytes if parts > 1 else tile.box_bytes
@@ -149,11 +150,17 @@ def warp_specialized(
 
     @T.prim_func
     def main(
-        A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle, rows: T.int32, bias_ptr: T.handle, residual_ptr: T.handle
+        A_ptr: T.handle,
+        B_ptr: T.handle,
+        C_ptr: T.handle,
+        rows: T.int32,
+        bias_ptr: T.handle,
+        second_ptr: T.handle,
+        residual_ptr: T.handle,
     ):
         boxes_of = T.meta_var((*load_rows, WGMMA_ROWS if by_tma else None))
         matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), boxes_of, batch, **widths)
-        bias = T.meta_var(form.finish.bind(bias_ptr, width))
+        bias = T.meta_var(form.finish.bind(bias_ptr, width, second_ptr))
         added = T.meta_var(residual.bind(residual_ptr) if form.finish.residual else None)
         log.bind()
         T.device_entry()
@@ -234,6 +241,6 @@ def warp_specialized(
         end_together(here)
         log.clocks("end", here.number, here.thread == 0, together=True)
 
-    used = {"bias_ptr": form.finish.bias, "residual_ptr": form.finish.residual, ROWS_PARAMETER: form.any_rows}
+    used = {**form.finish.pointers, ROWS_PARAMETER: form.any_rows}
     made = without(main, *(name for name, is_used in used.items() if not is_used))
     return made.with_attr(OVERLAPS, True) if form.overlapped else made

@@ -1,8 +1,8 @@
 """A rule for products in Relax modules that explicit kernels take: TMA, warpgroups with roles.
 
 A function of a Relax module that is a product of 16-bit matrices, its sums finished each by itself or with an element
-for its column (bias, activation), maybe with a residual added, gets launches of the kernels of steps 12 and 13 beside
-the bodies that :class:`relax.rules.contraction.Contraction` makes, each for a range of rows::
+or two for its column (bias, scale, activation), maybe with a residual added, gets launches of the kernels of steps 12
+and 13 beside the bodies that :class:`relax.rules.contraction.Contraction` makes, each for a range of rows::
 
     if m <= 16: as Contraction                       # few rows: the weights stream past
     elif m <= 256: step 12, tiles of 64 x 192        # tensor maps of the rows at hand, a block for each tile
@@ -29,7 +29,7 @@ from tvm import ir, sym, te, tirx
 from tvm.target import Target
 
 from tensorir_ladder.kernels import epilogue, tma
-from tensorir_ladder.kernels.codegen.launch_plan import BIAS, RESIDUAL, ROWS_PARAMETER
+from tensorir_ladder.kernels.codegen.launch_plan import BIAS, RESIDUAL, ROWS_PARAMETER, SECOND
 from tensorir_ladder.kernels.codegen.lowering import with_kernels
 from tensorir_ladder.kernels.fused_epilogue import BIAS_DTYPES, PLAIN, Written
 from tensorir_ladder.kernels.fused_epilogue import Epilogue as Finish
@@ -105,7 +105,8 @@ class PlainProduct:
     """``C[i, j] = sum over k of A[i, k] * B[k, j]``, or ``B[j, k]``: a function's parameters, and its extents.
 
     ``rows`` are the leading extents of A and C together, known or not. What becomes of the sums is ``finish``, of which
-    ``bias`` may be an element for each column; ``residual`` is added to what is rounded.
+    ``vectors``, two at most, may have an element for each column; ``residual`` is added to what is rounded;
+    ``rectified``, what is below 0 becomes 0 then.
     """
 
     a: tirx.Var
@@ -116,8 +117,14 @@ class PlainProduct:
     k: int
     layout: str
     residual: tirx.Var | None = None
+    rectified: bool = False
     finish: Finish = PLAIN
-    bias: tirx.Var | None = None
+    vectors: tuple[tirx.Var, ...] = ()
+
+    @property
+    def epilogue(self) -> Finish:
+        """What becomes of the sums, with the residual."""
+        return replace(self.finish, residual=self.residual is not None, rectified=self.rectified)
 
     def problem(self, rows: int) -> Matmul:
         """Return the product of so many rows, of matrices as the kernels see them: copied ones have whole lines."""
@@ -148,7 +155,7 @@ class PlainProduct:
             A_rows = A, in rows of 1024 elements, zeros beyond 1001               # kernels of the rule for elements
             launch ...(A_rows, B_rows, C)
         """
-        vectors = {} if self.bias is None else {BIAS: self.bias}
+        vectors = dict(zip((BIAS, SECOND), self.vectors))
         if not self.copied:
             return launching({**self.matrices, **vectors})
         own = {
@@ -190,8 +197,8 @@ def plain_product(func: tirx.PrimFunc) -> PlainProduct:
     NotTaken : for all else, and for what TMA or the kernels do not take.
     """
     reduction, factors, after = equation_of(func)
-    residual, value = _residual(after)
-    finish, bias = _finish(after, value)
+    residual, value, rectified = _residual(after)
+    finish, vectors = _finish(after, value)
     loads = factors.first, factors.second
     for load in loads if residual is None else (*loads, residual):
         if not isinstance(load, ir.TensorLoad) or not any(load.source.same_as(each) for each in func.params):
@@ -210,7 +217,7 @@ def plain_product(func: tirx.PrimFunc) -> PlainProduct:
                 n, steps = int(after.buffer.shape[-1]), int(first.source.shape[-1])
                 added = None if residual is None else residual.source
                 operands = first.source, second.source, after.buffer
-                return _taken(PlainProduct(*operands, rows, n, steps, layout, added, finish, bias))
+                return _taken(PlainProduct(*operands, rows, n, steps, layout, added, rectified, finish, vectors))
     raise NotTaken("operands are no matrices stored by rows", remedy=LEAVE)
 
 
@@ -226,42 +233,48 @@ def _copy(source: tirx.Var, target: tirx.Var, gpu: Target) -> tirx.Stmt:
     return kernels_of([read, te.compute(target.shape, element, target.name)], [source, target], gpu)
 
 
-def _residual(after: EpilogueEquation) -> tuple[ir.TensorLoad | None, tirx.Expr]:
-    """Return the element of a matrix like the result that is added last, or None, and what it is added to."""
-    terms = (after.value.a, after.value.b) if isinstance(after.value, tirx.Add) else ()
+def _residual(after: EpilogueEquation) -> tuple[ir.TensorLoad | None, tirx.Expr, bool]:
+    """Return the element of a matrix like the result that is added last, what it is added to, and if a relu follows.
+
+    None, and what becomes of a sum, where there is no such element.
+    """
+    value = after.value
+    rectified = isinstance(value, tirx.Max) and isinstance(value.b, tirx.FloatImm) and value.b.value == 0
+    value = value.a if rectified else value
+    terms = (value.a, value.b) if isinstance(value, tirx.Add) else ()
     for one, other in (terms, terms[::-1]) if terms else ():
         alike = isinstance(other, ir.TensorLoad) and all(
             tvm_ffi.structural_equal(list(mine), list(its))
             for mine, its in ((other.indices, after.indices), (other.source.shape, after.buffer.shape))
         )
         if alike:
-            return other, one
-    return None, after.value
+            return other, one, rectified
+    return None, after.value, False
 
 
-def _finish(after: EpilogueEquation, value: tirx.Expr) -> tuple[Finish, tirx.Var | None]:
-    """Return how sums become ``value``, of the result's dtype, and the vector of which it takes an element by columns.
+def _finish(after: EpilogueEquation, value: tirx.Expr) -> tuple[Finish, tuple[tirx.Var, ...]]:
+    """Return how sums become ``value``, of the result's dtype, and the vectors of which it takes elements by columns.
 
-    Raises NotTaken for what takes anything else than the sum and such an element.
+    Raises NotTaken for what takes anything else than the sum and elements of two vectors.
     """
     if tvm_ffi.structural_equal(value, after.total.astype(str(after.buffer.dtype))):
-        return PLAIN, None
+        return PLAIN, ()
     loads, column = loads_in(value), after.indices[-1]
-    vectors = {load.source for load in loads}
+    vectors = tuple(dict.fromkeys(load.source for load in loads))
     by_columns = all(len(load.indices) == 1 and load.indices[0].same_as(column) for load in loads)
-    if len(vectors) > 1 or not by_columns or any(not is_constant(each.shape[0]) for each in vectors):
-        raise NotTaken("sums are finished by more than an element for each column", value=value, remedy=LEAVE)
-    bias = next(iter(vectors), None)
-    element = tirx.Var(BIAS, str(bias.dtype) if bias is not None else "float32")
-    taken = tvm_ffi.structural_map(value, (ir.TensorLoad, lambda _load: element))
+    if len(vectors) > 2 or not by_columns or any(not is_constant(each.shape[0]) for each in vectors):
+        raise NotTaken("sums are finished by more than two elements for each column", value=value, remedy=LEAVE)
+    dtypes = [str(vector.dtype) for vector in vectors]
+    elements = {vector: tirx.Var(name, dtype) for vector, name, dtype in zip(vectors, (BIAS, SECOND), dtypes)}
+    taken = tvm_ffi.structural_map(value, (ir.TensorLoad, lambda load: elements[load.source]))
     read: list[tirx.Var] = []
     tvm_ffi.structural_walk(taken, (tirx.Var, read.append))
-    if any(not (var.same_as(after.total) or var.same_as(element)) for var in read) or (
-        bias is not None and str(bias.dtype) not in BIAS_DTYPES
-    ):
+    known = (after.total, *elements.values())
+    if any(not any(var.same_as(own) for own in known) for var in read) or not set(dtypes) <= set(BIAS_DTYPES):
         raise NotTaken("sums are finished by what kernels do not take", value=value, remedy=LEAVE)
-    finish = Written(bias="" if bias is None else str(bias.dtype), value=taken, total=after.total, element=element)
-    return finish, bias
+    bias, second = (*dtypes, "", "")[:2]
+    written = Written(bias=bias, second=second, value=taken, total=after.total, elements=tuple(elements.values()))
+    return written, vectors
 
 
 def _walked(buffer: tirx.Var, indices: Sequence[tirx.Expr], within: Computation) -> list[tirx.Var] | None:
@@ -289,7 +302,7 @@ def _taken(product: PlainProduct) -> PlainProduct:
     operands = {str(product.a.dtype), str(product.b.dtype)}
     if len(operands) > 1 or not operands < set(PTX_TYPES):
         raise NotTaken("operands are not both float16 or bfloat16", value=sorted(operands), remedy=LEAVE)
-    if product.bias is not None and problem.n != product.n:
+    if product.vectors and problem.n != product.n:
         raise NotTaken("columns of copies have no element of the vector", value=product.n, remedy=LEAVE)
     if why := epilogue.untaken(problem):  # of copies, where there are some
         raise NotTaken(why, remedy=LEAVE)
@@ -327,8 +340,7 @@ class Launch:
     def code(self, target: Target, machine: Machine) -> DeviceCode:
         """Make and lower the kernel."""
         problem, tile, stages = self.product.problem(self.most), self.choice.tile, self.choice.stages
-        finish = replace(self.product.finish, residual=self.product.residual is not None)
-        form = KernelForm(finish, any_rows=not self.known, overlapped=self.step == 13)
+        form = KernelForm(self.product.epilogue, any_rows=not self.known, overlapped=self.step == 13)
         if self.step == 13:
             kernel = persistent(problem, tile, stages, form, machine=machine)
         else:
@@ -378,7 +390,7 @@ class MeasuredLaunch:
     def code(self, target: Target, machine: Machine) -> DeviceCode:
         """Make and lower the kernel."""
         problem = self.product.problem(self.rows)
-        finish = replace(self.product.finish, residual=self.product.residual is not None)
+        finish = self.product.epilogue
         kernel = self.choice.build(problem, Setting(machine, finish=finish))
         digest = hashlib.sha256(repr((str(self.choice), problem, finish, machine)).encode()).hexdigest()[:DIGITS]
         return device_code(kernel, f"tma_{self.choice.kernel.step}_{problem.shape}_{digest}", target)

@@ -103,6 +103,16 @@ template <typename T> EMU_INLINE void add_pairs(uint& to, uint one, uint other) 
   const T sums[2] = {pairs[0][0] + pairs[1][0], pairs[0][1] + pairs[1][1]};
   memcpy(&to, sums, sizeof to);
 }
+template <typename T> EMU_INLINE void max_pairs(uint& to, uint one, uint other) {  // NaN where either is
+  T pairs[2][2], larger[2];
+  memcpy(pairs[0], &one, sizeof one);
+  memcpy(pairs[1], &other, sizeof other);
+  for (int i = 0; i < 2; ++i) {
+    const float first = float(pairs[0][i]), second = float(pairs[1][i]);
+    larger[i] = first != first || first > second ? pairs[0][i] : pairs[1][i];
+  }
+  memcpy(&to, larger, sizeof to);
+}
 
 // Matrix instructions of a warpgroup.
 struct Wgmma { Type type; int columns; uint64_t a, b; int accumulate, scale_a, scale_b, transpose_a, transpose_b; };

@@ -17,6 +17,7 @@ from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.isa import TMA_L2_PROMOTION_128B, TMA_STRIDE_BYTES, WIDEST
 
 BIAS = "bias"
+SECOND = "second"  # vector like a bias
 RESIDUAL = "R"  # a matrix like C, which is added to the results
 ROWS_PARAMETER = "rows"  # of a kernel that takes any number of rows
 PLANNED = (ROWS_PARAMETER, "helpers", "cut")  # of one whose work is shared out for each number of rows
@@ -25,7 +26,8 @@ COUNTED = ("batch", "queries", "keys")  # of attention over any number of tokens
 JOBS, JOB_NUMBERS = 2, ("rows", "width", "columns", "source_step", "target_step", "extent")
 FIRST_BLOCKS = "first_blocks"
 COPIED = (FIRST_BLOCKS, *(f"{name}_{job}" for job in range(JOBS) for name in JOB_NUMBERS))
-GIVEN = ("A", "B", "C", BIAS, RESIDUAL)  # buffers of a kernel that a caller gives; all others are its workspaces
+# Buffers of a kernel that a caller gives; all others are its workspaces.
+GIVEN = ("A", "B", "C", BIAS, SECOND, RESIDUAL)
 
 
 def _bytes_of(dtype: str) -> int:

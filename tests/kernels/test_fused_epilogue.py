@@ -162,15 +162,25 @@ ROUNDED: dict[str, Callable[[Matmul, Epilogue], Any]] = {
 @pytest.mark.sampled(4)
 @pytest.mark.emulator
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("rectified", [False, True])
 @pytest.mark.parametrize("kernel", ROUNDED)
-def test_a_residual_is_added_to_what_is_rounded(kernel: str, dtype: str) -> None:
+def test_a_residual_is_added_to_what_is_rounded(kernel: str, rectified: bool, dtype: str) -> None:
     """Ragged edges, helpers and owners; the sum is rounded, and its sum with the residual once more."""
     problem, draw = Matmul(200, 264, 1032, dtype, "nt"), np.random.default_rng(0)
     a, b, r = (draw.integers(-9, 10, s).astype(numpy_dtype(dtype)) for s in ((200, 1032), (264, 1032), (200, 264)))
     got = np.full((200, 264), np.nan, numpy_dtype(dtype))
-    emulate(ROUNDED[kernel](problem, Epilogue(residual=True)), {"A": a, "B": b, "C": got, "R": r})
+    r[3, 5] = np.nan
+    finish = Epilogue(residual=True, rectified=rectified)
+    emulate(ROUNDED[kernel](problem, finish), {"A": a, "B": b, "C": got, "R": r})
     sums = (a.astype(np.float32) @ b.astype(np.float32).T).astype(numpy_dtype(dtype))
-    assert (got == (sums.astype(np.float32) + r.astype(np.float32)).astype(numpy_dtype(dtype))).all()
+    want = sums.astype(np.float32) + r.astype(np.float32)
+    want = (np.maximum(want, 0) if rectified else want).astype(numpy_dtype(dtype))
+    np.testing.assert_array_equal(got.astype(np.float32), want.astype(np.float32))
+
+
+def test_sums_without_a_residual_have_their_activation() -> None:
+    with pytest.raises(IllegalWorkload, match='activation="relu"'):
+        Epilogue(rectified=True)
 
 
 def test_a_residual_that_cannot_be_added_is_refused() -> None:
