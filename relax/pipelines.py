@@ -40,6 +40,7 @@ from tensorir_ladder.relax.passes import (
     SimplifyShapes,
     SinkReshapes,
     WidenInRows,
+    WriteOutAttention,
 )
 from tensorir_ladder.relax.rules.for_target import as_cuda, dlight_rules, dlight_target, rules
 from tensorir_ladder.relax.rules.rule import OPAQUE, Rule, functions_named, is_scheduled
@@ -121,6 +122,7 @@ def fuse_operators(target: Target, kernels: bool = False, prepare: bool = False)
             RecogniseNorms(),
             *([FoldScales(), MergeProducts()] if prepare else []),
             *([FuseAttention(target)] if kernels else []),
+            WriteOutAttention(),
             LegalizeScans(),
             *relax.pipeline.library_dispatch_passes(target),
             ReadTransposed(),

@@ -13,3 +13,4 @@ from .read_transposed import ReadTransposed as ReadTransposed
 from .recognise_norms import RecogniseNorms as RecogniseNorms
 from .simplify_shapes import SimplifyShapes as SimplifyShapes
 from .sink_reshapes import SinkReshapes as SinkReshapes
+from .write_out_attention import WriteOutAttention as WriteOutAttention
