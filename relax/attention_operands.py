@@ -22,7 +22,7 @@ from tvm import ir, relax, tirx
 
 from tensorir_ladder.kernels.attention import BY_HEAD, BY_TOKEN
 from tensorir_ladder.kernels.attention_mask import AXES, DTYPES, Mask
-from tensorir_ladder.relax.elements import LEAVE, Elements, number_of, steps_along
+from tensorir_ladder.relax.elements import LEAVE, Elements, array_of, number_of, steps_along
 from tensorir_ladder.relax.linking import Mapped
 from tensorir_ladder.relax.rules import NotTaken, same_number
 from tensorir_ladder.schedules.inspection import is_constant, is_one
@@ -214,8 +214,8 @@ class MaskReader:
             seen, hidden = (number_of(operand) for operand in made.args[1:])
             if seen is not None and hidden is not None and seen == 0 and hidden <= MASKED:
                 return self._seen(made.args[0], self.elements.broadcast(made.args[0], place))
-        if (array := _array_of(made)) is not None:
-            return self._constant(bias, array == 0, (array == 0) | (array <= MASKED))
+        if (array := array_of(made)) is not None:
+            return self._constant(tensor, place, array == 0, (array == 0) | (array <= MASKED))
         return Masking(operand=self._operand(bias, at))
 
     def kept(self, mask: relax.Expr) -> Masking:
@@ -226,8 +226,8 @@ class MaskReader:
         """Take a mask apart: ``key <= query`` is causal, one operand may be left."""
         found, left = Masking(), []
         for tensor, place in self.elements.parts(mask, at):
-            if (array := _array_of(self.elements.maker(tensor))) is not None and array.ndim >= 2:
-                found &= self._constant(tensor, array, np.ones_like(array))
+            if (array := array_of(self.elements.maker(tensor))) is not None and array.ndim >= 2:
+                found &= self._constant(tensor, place, array, np.ones_like(array))
                 continue
             value = self.elements.value(tensor, place)
             if isinstance(value, tirx.IntImm) and value.value:
@@ -250,16 +250,17 @@ class MaskReader:
             return FIRST
         return LAST if same_number(later, keys - queries) else None
 
-    def _constant(self, mask: relax.Expr, seen: np.ndarray, known: np.ndarray) -> Masking:
+    def _constant(self, mask: relax.Expr, place: Sequence[ir.Expr], seen: np.ndarray, known: np.ndarray) -> Masking:
         """Read a constant, where a query sees a key: causal, or always true; an operand otherwise."""
         queries, keys = self.extents[2:]
         if known.all() and seen.all():
             return Masking()
-        if known.all() and is_constant(queries) and is_constant(keys):
+        in_place = len(place) > 1 and all(index.same_as(own) for index, own in zip(place[-2:], self.own[2:]))
+        if known.all() and in_place and is_constant(queries) and is_constant(keys):
             for kind, later in ((FIRST, 0), (LAST, int(keys) - int(queries))):
                 if (seen == np.tri(int(queries), int(keys), later, dtype=bool)).all():
                     return Masking(frozenset({kind}))
-        return Masking(operand=self._operand(mask, self.elements.broadcast(mask, self.own)))
+        return Masking(operand=self._operand(mask, place))
 
     def _operand(self, mask: relax.Expr, at: Sequence[ir.Expr]) -> MaskOperand:
         """Find the tensor that has a mask's elements side by side, as far back as may be; NotTaken where none has."""
@@ -315,12 +316,6 @@ def keys_later(condition: ir.Expr, negated: bool, query: ir.Expr, key: ir.Expr) 
     used: list[tirx.Var] = []
     tvm_ffi.structural_walk(later, (tirx.Var, used.append))
     return None if any(var.same_as(index) for var in used for index in (query, key)) else later
-
-
-def _array_of(made: relax.Expr | None) -> np.ndarray | None:
-    """Return the array of a constant; None for other tensors."""
-    constant = isinstance(made, ir.GenericConst) and isinstance(made.value, tvm.runtime.Tensor)
-    return made.value.numpy() if constant else None
 
 
 def _is(value: ir.Expr, number: int) -> bool:

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
+from typing import Any
 
+import numpy as np
 import tvm
 import tvm_ffi
 from tvm import ir, relax, sym, tirx
@@ -92,6 +94,8 @@ class Elements:
         """Return an element's value, simplified; what other operators make is a load of theirs (:attr:`loaded`)."""
         if (number := number_of(tensor)) is not None:
             return tirx.const(number.item(), str(number.dtype))
+        if (array := array_of(tensor)) is not None and (even := _evenly(array, at)) is not None:
+            return self.analyzer.simplify(even)
         made = self.maker(tensor)
         if (viewed := self._viewed(made, at)) is not None:
             return self.value(*viewed)
@@ -207,7 +211,7 @@ class Elements:
         """Read at the places that integers say, one tensor of them for each of the first axes."""
         indices = self._fields(call.args[1])
         most = len(self._common(indices))
-        places = [self.value(index, self.broadcast(index, at[:most])) for index in indices]
+        places = [_wide(self.value(index, self.broadcast(index, at[:most]))) for index in indices]
         if not all(self.analyzer.can_prove(place >= tirx.const(0, str(place.ty.dtype))) for place in places):
             return None
         return [*places, *at[most:]]
@@ -345,12 +349,43 @@ class Elements:
         return self._cast(tirx.const(0, "int64"), call) if isinstance(value, tirx.IntImm) and not value.value else None
 
 
-def number_of(tensor: relax.Expr) -> object | None:
-    """Return the number, of NumPy's, that a constant has in all its elements; None for other tensors."""
-    if not isinstance(tensor, ir.GenericConst) or not isinstance(tensor.value, tvm.runtime.Tensor):
+def array_of(tensor: relax.Expr | None) -> np.ndarray | None:
+    """Return the array of a constant; None for other tensors."""
+    constant = isinstance(tensor, ir.GenericConst) and isinstance(tensor.value, tvm.runtime.Tensor)
+    return tensor.value.numpy() if constant else None
+
+
+def number_of(tensor: relax.Expr) -> Any | None:
+    """Return the number, of NumPy's, that a constant has as its one element; None for other tensors."""
+    array = array_of(tensor)
+    return array.reshape(-1)[0] if array is not None and array.size == 1 else None
+
+
+def _evenly(array: np.ndarray, at: Index) -> ir.Expr | None:
+    """Return the element of an array whose integers rise evenly along each axis, or are all one; None for others."""
+    if array.dtype.kind not in "iub" or not array.size or array.ndim != len(at):
         return None
-    array = tensor.value.numpy()
-    return array.reshape(-1)[0] if array.size == 1 else None
+    first, whole = int(array.reshape(-1)[0]), array.astype("int64")
+    steps = [
+        int(whole.take(1, axis).reshape(-1)[0]) - first if size > 1 else 0 for axis, size in enumerate(array.shape)
+    ]
+    if array.dtype.kind == "b" and any(steps):
+        return None
+    places = np.ogrid[tuple(map(slice, array.shape))]
+    if not np.array_equal(whole, sum((step * place for step, place in zip(steps, places)), np.full_like(whole, first))):
+        return None
+    value = tirx.const(first, "int64")
+    for step, index in zip(steps, at):
+        value = value + index * step
+    dtype = str(array.dtype)
+    return tirx.const(bool(first), dtype) if dtype == "bool" else value if dtype == "int64" else tirx.Cast(dtype, value)
+
+
+def _wide(place: ir.Expr) -> ir.Expr:
+    """Return a place in int64, from which it may have been cast."""
+    while isinstance(place, tirx.Cast) and str(place.value.ty.dtype) == "int64":
+        place = place.value
+    return place if str(place.ty.dtype) == "int64" else tirx.Cast("int64", place)
 
 
 def steps_along(
