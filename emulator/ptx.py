@@ -2,7 +2,8 @@
 
 An ``asm`` statement's text is split into PTX statements. Predicates (``@p``), declared registers and labels become
 C++'s ``if``, variables and labels; an instruction becomes a call of what :data:`INSTRUCTIONS` names for its opcode, its
-operands in their order: ``%n`` as the C++ expression that the statement gives for it, ``{...}`` as a list, ``[a]`` as
+operands in their order: ``%n`` as the C++ expression that the statement gives for it, ``{
+    r"trap": "emu::trap",...}`` as a list, ``[a]`` as
 ``a``, ``[a, {...}]`` as two, ``_`` as nothing. A new instruction is a line here, and a function of that name in
 ``device/``.
 """

@@ -16,7 +16,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx import Buffer, Var
 
 from tensorir_ladder.kernels.codegen.launch_plan import BIAS, SECOND
-from tensorir_ladder.kernels.wgmma import WarpgroupProduct
+from tensorir_ladder.kernels.wgmma import WarpgroupProduct, end_block
 from tensorir_ladder.schedules.errors import IllegalWorkload
 from tensorir_ladder.schedules.isa import PTX_TYPES, WGMMA_ROWS, wgmma_element
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
@@ -119,11 +119,10 @@ class Epilogue:
             T.buffer_store(sums, self._value(sums[first + i], added), [first + i])
 
     def _added(self, bias: Vectors, column: Expr) -> Any:
-        """Read what is added to the sums of a column; beyond the last nothing is read."""
+        """Read what is added to the sums of a column."""
         if bias is None:
             return None
-        read = T.Cast("float32", bias[column])
-        return T.Bind(T.if_then_else(column < bias.shape[0], read, T.float32(0)))
+        return T.Bind(T.Cast("float32", bias[_within(bias, column)]))
 
     def _value(self, value: Expr, added: Any) -> Expr:
         if self.alpha != 1:
@@ -152,6 +151,18 @@ class Written(Epilogue):
     elements: tuple[Var, ...] = ()
     second: str = ""
 
+    def apply(self, bias: Vectors, sums: Buffer, product: WarpgroupProduct, column: Expr, lane: Expr) -> None:
+        """Emit a thread's work on all its sums, behind the wait for them."""
+        end_block()
+        super().apply(bias, sums, product, column, lane)
+
+    def apply_down(
+        self, bias: Vectors, sums: Buffer, product: WarpgroupProduct, first: Expr, warp: Expr, lane: Expr
+    ) -> None:
+        """Emit the same for sums whose rows are the output's columns."""
+        end_block()
+        super().apply_down(bias, sums, product, first, warp, lane)
+
     def bind(self, pointer: Var, columns: int, second: Var | None = None) -> Vectors:
         """Emit the buffers of the vectors, of ``columns`` elements each."""
         found = [_vector(BIAS, pointer, columns, self.bias)] if self.bias else []
@@ -161,13 +172,18 @@ class Written(Epilogue):
 
     def _added(self, bias: Vectors, column: Expr) -> tuple[Expr, ...]:
         def element(vector: Buffer) -> Expr:
-            return T.Bind(T.if_then_else(column < vector.shape[0], vector[column], tirx.const(0, str(vector.dtype))))
+            return T.Bind(vector[_within(vector, column)])
 
         return tuple(map(element, bias))
 
     def _value(self, value: Expr, added: tuple[Expr, ...]) -> Expr:
         given = {self.total: T.Bind(value), **dict(zip(self.elements, added))}
         return T.Cast("float32", tvm_ffi.structural_map(self.value, (Var, lambda var: given.get(var, var))))
+
+
+def _within(vector: Buffer, column: Expr) -> Expr:
+    """Return a column, or the last for those beyond, whose results are not stored: without a branch."""
+    return tirx.min(column, vector.shape[0] - 1)
 
 
 def _vector(name: str, pointer: Var, columns: int, dtype: str) -> Buffer:

@@ -14,17 +14,17 @@ WIDE = "float32"
 
 @tvm.transform.module_pass(opt_level=0, name="FoldScales")
 class FoldScales:
-    """Multiply a linear layer's weights and bias by what its results are multiplied by: a number, or one a column.
+    """Multiply a linear layer's weights and bias by the number that its results are multiplied by.
 
     ::
 
-        before   y = multiply(add(matmul(x, permute_dims(w)), b), scale)            # then a residual is added
-        after    w_s = astype(w * scale[:, None], "float16");  b_s = astype(b * scale, "float16")
-                 y = add(matmul(x, permute_dims(w_s)), b_s)
+        before   q = multiply(add(matmul(x, permute_dims(w)), b), 0.125)
+        after    w_s = astype(w * 0.125, "float16");  b_s = astype(b * 0.125, "float16")
+                 q = add(matmul(x, permute_dims(w_s)), b_s)
 
-    So "layer scale" in ConvNeXt, and the scale of queries, become nothing in a call: ``w_s`` and ``b_s`` depend on
-    parameters alone, for modules in which that is lifted out (``pipeline(prepare=True)``). An epilogue takes one
-    vector, which the bias is. Weights are rounded once more, results once less.
+    So the scale of queries becomes nothing in a call, and does not stand between projections and their heads
+    (:class:`MergeProducts`): ``w_s`` and ``b_s`` depend on parameters alone, for modules in which that is lifted out
+    (``pipeline(prepare=True)``). Weights are rounded once more, results once less.
     """
 
     def transform_module(self, mod: ir.IRModule, _context: PassContext) -> ir.IRModule:
@@ -49,9 +49,8 @@ class _Folded(relax.PyExprMutator):
     def visit_call_(self, call: relax.Call) -> relax.Expr:  # what the mutator's base class calls it
         if is_call(call, "multiply"):
             for made, scale in (tuple(call.args), tuple(call.args)[::-1]):
-                scales = self._is_vector(scale) or number(scale) is not None
-                if scales and (found := self._layer(made)) is not None:
-                    return self._scaled(*found, scale)
+                if (factor := number(scale)) is not None and (found := self._layer(made)) is not None:
+                    return self._scaled(*found, factor)
         return super().visit_call_(call)
 
     def _is_vector(self, operand: relax.Expr) -> bool:
@@ -76,14 +75,12 @@ class _Folded(relax.PyExprMutator):
             return None
         return made.args[0], turned.args[0], bias
 
-    def _scaled(self, x: relax.Expr, weight: relax.Expr, bias: relax.Expr | None, scale: relax.Expr) -> relax.Expr:
-        emit, dtype = self.builder_.emit, str(weight.ty.dtype)
-        factor = emit(relax.op.astype(scale, WIDE)) if number(scale) is None else relax.const(number(scale), WIDE)
-        by_rows = emit(relax.op.expand_dims(factor, 1)) if number(scale) is None else factor
-        folded = emit(relax.op.multiply(emit(relax.op.astype(weight, WIDE)), by_rows))
-        turned = emit(relax.op.permute_dims(emit(relax.op.astype(folded, dtype))))
+    def _scaled(self, x: relax.Expr, weight: relax.Expr, bias: relax.Expr | None, factor: float) -> relax.Expr:
+        turned = self.builder_.emit(relax.op.permute_dims(self._times(weight, factor)))
         product = relax.op.matmul(self.visit_expr(x), turned)
-        if bias is None:
-            return product
-        moved = emit(relax.op.multiply(emit(relax.op.astype(bias, WIDE)), factor))
-        return relax.op.add(emit(product), emit(relax.op.astype(moved, dtype)))
+        return product if bias is None else relax.op.add(self.builder_.emit(product), self._times(bias, factor))
+
+    def _times(self, weights: relax.Expr, factor: float) -> relax.Expr:
+        emit = self.builder_.emit
+        wide = emit(relax.op.multiply(emit(relax.op.astype(weights, WIDE)), relax.const(factor, WIDE)))
+        return emit(relax.op.astype(wide, str(weights.ty.dtype)))
