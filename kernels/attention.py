@@ -57,7 +57,7 @@ BY_TOKEN, BY_HEAD = "bshd", "bhsd"
 LAYOUTS = (BY_TOKEN, BY_HEAD)
 FIRST_TURN = 1 + MOST_CONSUMERS  # the number of a named barrier; those before it are the consumers' own
 SCALES = (1e-15, 1e15)  # what is left out still has no weight, and the least score times it is a float32
-HEADS = (64, 128)  # elements of a head: whole panels, and sums that registers hold
+HEADS = (32, 64, 80, 96, 128, 256)  # elements of a head: steps of wgmma, and sums that registers hold
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class Attention:
     Raises
     ------
     IllegalWorkload : on construction, for extents below 1, heads that cannot be shared out, elements of a head that are
-        not 64 or 128, another dtype or layout, a scale that is not from 1e-15 to 1e15, ``from_end`` without
-        ``causal``, and operands of 2**31 elements.
+        not 32, 64, 80, 96, 128 or 256, another dtype or layout, a scale that is not from 1e-15 to 1e15, ``from_end``
+        without ``causal``, and operands of 2**31 elements.
     """
 
     batch: int
@@ -103,7 +103,7 @@ class Attention:
         masked = prod(self.mask_shape) if self.mask else 0
         for wrong, what, value, limit in (
             (min(extents) < 1, "extents", extents, "1 and more"),
-            (self.head not in HEADS, "elements of a head", self.head, "64 or 128"),
+            (self.head not in HEADS, "elements of a head", self.head, " | ".join(map(str, HEADS))),
             (
                 self.kv_heads > 0 and self.heads % self.kv_heads,
                 "heads that share keys",
@@ -194,12 +194,16 @@ class AttentionTile:
         return head // 2 + self.keys // 2 + self.keys // 4 + masked + WGMMA_REGISTERS
 
     def stage_bytes(self, head: int) -> int:
-        """Return the bytes of a stage: the keys of a step, or their values."""
-        return self.keys * head * 2
+        """Return the bytes of a stage: the keys of a step, or their values, in whole panels."""
+        return TmaPanels(self.keys, head, "k").bytes
 
     def smem_bytes(self, head: int, stages: int) -> int:
         """Return the shared memory of a block: its queries, whose place results take; the ring; the barriers."""
-        return self.rows * head * 2 + stages * (self.stage_bytes(head) + 2 * BARRIER_BYTES) + BARRIER_BYTES
+        return (
+            TmaPanels(self.rows, head, "k").bytes
+            + stages * (self.stage_bytes(head) + 2 * BARRIER_BYTES)
+            + BARRIER_BYTES
+        )
 
     def violations(self, target: Target, head: int, stages: int, mask: Mask | None = None) -> list[str]:
         """Return a clause for every limit that this tile breaks on ``target``."""
@@ -235,8 +239,16 @@ class AttentionForm:
 
 TILE, STAGES = AttentionTile(), 4
 # By elements of a head (form_for says when each is chosen):
-USUAL = {64: AttentionForm(TILE, 6), 128: AttentionForm(TILE, 5, in_turns=True)}
-FEW_BLOCKS = {64: AttentionForm(AttentionTile(WGMMA_ROWS), 6), 128: AttentionForm(AttentionTile(WGMMA_ROWS), 4)}
+USUAL = {
+    **dict.fromkeys((32, 64), AttentionForm(TILE, 6)),
+    **dict.fromkeys((80, 96, 128), AttentionForm(TILE, 5, in_turns=True)),
+    256: AttentionForm(AttentionTile(keys=64), 4, in_turns=True),
+}
+FEW_BLOCKS = {
+    **dict.fromkeys((32, 64), AttentionForm(AttentionTile(WGMMA_ROWS), 6)),
+    **dict.fromkeys((80, 96, 128), AttentionForm(AttentionTile(WGMMA_ROWS), 4)),
+    256: AttentionForm(AttentionTile(WGMMA_ROWS, 64), 4),
+}
 LONG = {64: AttentionForm(AttentionTile(3 * WGMMA_ROWS, 96), 6, in_turns=True)}
 LONG_TOKENS = 2048  # of which blocks of 192 queries pad less than a tenth, and which are some 20 steps of keys
 SM_90A = {"kind": "cuda", "arch": WGMMA_ARCH}
@@ -252,8 +264,9 @@ def form_for(
 ) -> AttentionForm:
     """Choose the form of a kernel for ``many`` heads, a batch's together, of ``head`` elements each.
 
-    None stands for what only run time knows. With a mask that registers have no place for, a step takes 64 keys. Forms
-    were timed on an H200 with torch's SDPA, causal and not:
+    None stands for what only run time knows. With a mask that registers have no place for, a step takes 64 keys. Heads
+    of 32, 80, 96 and 256 elements take forms of their neighbours, not timed. Forms of heads of 64 and 128 were timed on
+    an H200 with torch's SDPA, causal and not:
 
     - 128 queries, 128 keys, as a rule. In turns one consumer's softmax lies beside the other's products: causal heads
       of 128 gain by that, heads of 64 lose by it where there are two steps of keys (197 tokens).
@@ -436,7 +449,8 @@ def _maps(problem: Attention, tile: AttentionTile, pointers: tuple[Var, ...]) ->
     for (name, shape), pointer in zip(problem.matrices.items(), pointers):
         matrix = T.match_buffer(pointer, shape, problem.dtype, align=tma.TMA_STRIDE_BYTES)
         IRBuilder.name(name, matrix)
-        found[name] = tma.encode_map(f"{name.lower()}_map", matrix, rows[name])
+        columns = min(PANEL, problem.head) if name == "O" else PANEL  # what is loaded beyond a head is not read
+        found[name] = tma.encode_map(f"{name.lower()}_map", matrix, rows[name], columns)
     return found
 
 

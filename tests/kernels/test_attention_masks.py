@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from support.attention_runs import Form, check, compute, drawn, lowered
-from tensorir_ladder.kernels.attention import TILE, USUAL, Attention, AttentionTile, form_for
+from tensorir_ladder.kernels.attention import BY_HEAD, BY_TOKEN, TILE, USUAL, Attention, AttentionTile, form_for
 from tensorir_ladder.kernels.attention_mask import AXES, Mask
 from tensorir_ladder.schedules.errors import IllegalWorkload
 
@@ -116,3 +116,16 @@ def test_a_mask_for_all_queries_is_read_by_votes() -> None:
     text = lowered(Form(replace(SMALL, keys=300, mask=PADDING), TILE)).cuda
     assert text.count("= vote(") == 2 * TILE.keys // 32  # of the first step and the others
     assert "pair(" in lowered(Form(replace(SMALL, mask=Mask("bool", even_keys=True)), TILE)).cuda
+
+
+@slow
+@pytest.mark.parametrize("layout", [BY_TOKEN, BY_HEAD])
+@pytest.mark.parametrize("head", [32, 80, 96, 256])
+def test_heads_of_other_sizes_are_right(head: int, layout: str) -> None:
+    """What lies beside a head in memory, another one or no number, is in no result, and nothing beyond is written."""
+    form = form_for(head, 132)
+    lying = dict.fromkeys(("q_layout", "k_layout", "v_layout", "o_layout"), layout)
+    problem = replace(SMALL, head=head, queries=130, keys=150, causal=True, **lying)
+    for mask in (None, PADDING):
+        made = replace(problem, mask=mask, queries=1, keys=1)
+        check(Form(made, form.tile, form.stages, True, form.in_turns), replace(problem, mask=mask))

@@ -344,7 +344,7 @@ LEFT: dict[str, tuple[Callable[[], tvm.IRModule], str]] = {
         lambda: module(by_products(scored(lambda s, i, j: s * (i - j).astype("float16"))), KNOWN, KNOWN), "done"
     ),
     "a negative scale": (lambda: module(by_products(times(-0.5)), KNOWN, KNOWN), "-0.5"),
-    "a head of 96": (lambda: module(operator(), (1, 20, 4, 96), (1, 20, 4, 96)), "96"),
+    "a head of 72": (lambda: module(operator(), (1, 20, 4, 72), (1, 20, 4, 72)), "72"),
     "float32": (lambda: module(operator(), KNOWN, KNOWN, dtype="float32"), "float32"),
     "values of another head": (lambda: module(operator(), KNOWN, KNOWN, (1, 20, 4, 128)), "64 and 128"),
     "another batch": (lambda: module(operator(), TOKENS, ("c", "n", 4, 64)), "b and c"),

@@ -50,7 +50,7 @@ def by_token(*operands: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 CASES = {
-    "heads of 96": Case(by_heads, dict.fromkeys("qkv", (2, 2, "n", 96)), (), lambda *given: given, scale=96**-0.5),
+    "heads of 72": Case(by_heads, dict.fromkeys("qkv", (2, 2, "n", 72)), (), lambda *given: given, scale=72**-0.5),
     "heads of 20, a mask": Case(
         by_heads,
         dict.fromkeys("qkv", (2, 2, "n", 20)) | {"m": (2, 1, 1, "n")},
@@ -68,12 +68,12 @@ CASES = {
     ),
     "one query": Case(expanded, {"q": (1, 6, 1, 64), "k": (1, 2, "n", 64), "v": (1, "n", 128)}, (), repeated),
     "causal": Case(
-        causal("TopLeft"), dict.fromkeys("qkv", (2, "n", 2, 32)), (), by_token, lambda _, i, j: hidden_later(i, j),
+        causal("TopLeft"), dict.fromkeys("qkv", (2, "n", 2, 24)), (), by_token, lambda _, i, j: hidden_later(i, j),
         scale=0.5,
     ),
     "causal, the last query sees all": Case(
         causal("BottomRight"),
-        {"q": (1, 9, 2, 96)} | dict.fromkeys("kv", (1, 30, 2, 96)),
+        {"q": (1, 9, 2, 72)} | dict.fromkeys("kv", (1, 30, 2, 72)),
         (),
         by_token,
         lambda _, i, j: hidden_later(i, j, j - i),
