@@ -2,8 +2,7 @@
 
 An ``asm`` statement's text is split into PTX statements. Predicates (``@p``), declared registers and labels become
 C++'s ``if``, variables and labels; an instruction becomes a call of what :data:`INSTRUCTIONS` names for its opcode, its
-operands in their order: ``%n`` as the C++ expression that the statement gives for it, ``{
-    r"trap": "emu::trap",...}`` as a list, ``[a]`` as
+operands in their order: ``%n`` as the C++ expression that the statement gives for it, ``{...}`` as a list, ``[a]`` as
 ``a``, ``[a, {...}]`` as two, ``_`` as nothing. A new instruction is a line here, and a function of that name in
 ``device/``.
 """
@@ -21,6 +20,7 @@ TMA = r"cp\.async\.bulk\.tensor\.(\d)d"
 HINT = r"(?:\.L2::\w+)*"  # whose policy, behind the other operands, changes no result
 # Opcodes, as patterns of the whole, and what is called; \1 is the pattern's first group.
 INSTRUCTIONS = {
+    r"trap": "emu::trap",
     rf"cp\.async\.c[ag]{SHARED}\.global{HINT}": "emu::cp_async",
     r"cp\.async\.commit_group": "emu::cp_async_commit",
     r"cp\.async\.wait_group": "emu::cp_async_wait",

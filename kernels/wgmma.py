@@ -39,8 +39,9 @@ _KINDS = {
 
 _END_BLOCK = """
 __forceinline__ __device__ void end_block() {
+  unsigned int thread = threadIdx.x;
   asm volatile("{.reg .pred p; setp.eq.u32 p, %0, 0xffffffff; @p bra never; bra on; never: trap; on: }"
-               :: "r"(threadIdx.x) : "memory");
+               :: "r"(thread) : "memory");
 }
 """
 
