@@ -82,8 +82,17 @@ def target_of(major: int, minor: int) -> Target:
 def build(mod: tvm.IRModule, target: Target, *, cuda_graphs: bool = False) -> relax.VMExecutable:
     """Compile a Relax module by the pipeline, what depends on ``main``'s weights alone as a function of its own.
 
-    Weights are the parameters of ``main`` behind its first ``num_input``, an attribute that importers set. CUDA texts
-    are compiled side by side, on all cores, and kept in the build cache.
+    Weights are the parameters of ``main`` behind its first ``num_input``, an attribute that importers set.
+
+    Raises
+    ------
+    NoCompiler : without nvcc.
+    """
+    return link(pipeline(target, prepare=True)(mod), target, cuda_graphs=cuda_graphs)
+
+
+def link(scheduled: tvm.IRModule, target: Target, *, cuda_graphs: bool = False) -> relax.VMExecutable:
+    """Compile what the pipeline has scheduled: CUDA texts side by side, on all cores, and kept in the build cache.
 
     Raises
     ------
@@ -99,16 +108,15 @@ def build(mod: tvm.IRModule, target: Target, *, cuda_graphs: bool = False) -> re
     def compiled(source: str) -> bytes:
         return compile_cubin(source, arch, compiler).data
 
-    mod = pipeline(target, prepare=True)(mod)
     with PassContext(config=CUDA_GRAPHS if cuda_graphs else {}), import_quickly():
         with cuda_compiler(note):  # what is to be compiled: TVM asks for one after the other
-            executable = tvm.compile(mod, target)
+            executable = tvm.compile(scheduled, target)
         if not texts:  # no GPU at hand: TVM leaves the texts for who has one
             return executable
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(compiled, dict.fromkeys(texts)))
         with cuda_compiler(compiled):
-            return tvm.compile(mod, target)
+            return tvm.compile(scheduled, target)
 
 
 class CompiledModule:

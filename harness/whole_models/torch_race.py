@@ -36,8 +36,9 @@ from tensorir_ladder.harness.records import (
 from tensorir_ladder.harness.session import Session
 from tensorir_ladder.harness.whole_models.torch_models import Made
 from tensorir_ladder.relax import from_torch
-from tensorir_ladder.relax.compilation import CompiledModule, build
-from tensorir_ladder.relax.explanation import explain
+from tensorir_ladder.relax.compilation import CompiledModule, link
+from tensorir_ladder.relax.pipelines import pipeline
+from tensorir_ladder.relax.rules.rule import BY
 
 OURS, STOCK, DLIGHT = "ladder", "stock", "dlight-sm90"
 EAGER, COMPILED, TUNED = "torch", "torch.compile", "torch.compile, max-autotune"
@@ -71,8 +72,17 @@ def contestants(made: Made, beside: Sequence[str]) -> list[Contestant]:
         found.append(_of_torch(COMPILED, lambda: torch.compile(module), inputs))
     if TUNED in beside:
         found.append(_of_torch(TUNED, lambda: torch.compile(module, mode="max-autotune-no-cudagraphs"), inputs))
-    found.append(_of_tvm(OURS, lambda: build(imported[0], target, cuda_graphs=True), imported[1], inputs))
-    found[-1].rules = {row.function: row.rule for row in explain(imported[0], target).rows}
+    rules: dict[str, str] = {}
+
+    def ours() -> relax.VMExecutable:
+        scheduled = pipeline(target, prepare=True)(imported[0])
+        rules.update(
+            {name.name_hint: str((each.attrs or {}).get(BY, "")) for name, each in scheduled.functions_items()}
+        )
+        return link(scheduled, target, cuda_graphs=True)
+
+    found.append(_of_tvm(OURS, ours, imported[1], inputs))
+    found[-1].rules = rules
     if STOCK in beside:
         found.append(_of_tvm(STOCK, lambda: tvm.compile(imported[0], target), imported[1], inputs))
     if DLIGHT in beside:
@@ -203,7 +213,7 @@ def functions_of(ours: Contestant) -> tuple[FunctionTimed, ...]:
             times.setdefault(OF_KERNEL.sub("", event.name), []).append(event.device_time / 1e3)
     found = []
     for name, own in times.items():
-        rule = ours.rules.get(name, name.partition("_")[0])  # explicit kernels are named by what they are
+        rule = ours.rules.get(name) or name.partition("_")[0]  # explicit kernels are named by what they are
         calls = max(1, round(len(own) / CALLS))
         found.append(
             FunctionTimed(name[:200], rule, "attention" in name, calls, Timing(name[:200], (statistics.mean(own),)))
