@@ -61,15 +61,16 @@ def compile(
     IllegalSchedule : for a GPU older than sm_80, or a function that no rule makes a kernel of.
     And what ``torch.export`` and TVM's importer raise for a module that they do not take.
     """
-    given = list(args) if isinstance(args, (tuple, list)) else args
-    mod, weights = from_torch(module, given, dynamic_shapes)
-    devices = {str(getattr(each, "device", "no tensor")) for each in given}
-    if len(devices) != 1 or not devices.pop().startswith("cuda"):
-        where = ", ".join(str(getattr(each, "device", type(each).__name__)) for each in given)
-        raise ValueError(f"inputs are on {where or 'no device'}, not all on one GPU; call .cuda() on module and inputs")
+    if not isinstance(args, (tuple, list)):
+        raise TypeError(f"args is a {type(args).__name__}, not a tuple of inputs; write (x,) for a single one")
+    devices = {str(getattr(each, "device", type(each).__name__)) for each in args}
+    if len(devices) != 1 or not min(devices).startswith("cuda"):
+        said = ", ".join(sorted(devices)) or "no device"
+        raise ValueError(f"inputs are on {said}, not all on one GPU; call .cuda() on module and inputs")
+    mod, weights = from_torch(module, args, dynamic_shapes)
     import torch
 
-    index = given[0].device.index
+    index = args[0].device.index
     executable = build(mod, target_of(*torch.cuda.get_device_capability(index)), cuda_graphs=cuda_graphs)
     return CompiledModule(executable, weights, index)
 

@@ -46,7 +46,15 @@ class Asked:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add models, the values of their free extents, and sets of rules."""
     names = ",".join(FAMILIES)
-    parser.add_argument("--model", required=True, help=f"models: a list of {names}")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--model", help=f"models: a list of {names}")
+    text = "your own: FILE.py:FUNCTION, which returns a module and its inputs; or one of ours, such as bert_base"
+    which.add_argument(
+        "--torch", metavar="MODELS", help=f"PyTorch models, a list. {text}; others are named where unknown"
+    )
+    parser.add_argument(
+        "--max-autotune", action="store_true", help="of --torch: beside torch.compile's max-autotune, too"
+    )
     of_a_range = "a range names the usual ones in it"
     parser.add_argument("--seq", help=f"tokens of llama-layer and mlp: 1,512 | 1-8192, {of_a_range} (usual ones)")
     parser.add_argument("--batch", help=f"batches of vit-block, resnet50 and resnet50-convs ({_usual('batch')})")
@@ -64,7 +72,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, command: str) -> int:
     """Time each model at each value, all sets of rules and torch in the same rounds; or verify small ones."""
-    rules, names = rule_sets(options.rules.split(",")), options.model.split(",")
+    rules = rule_sets(options.rules.split(","))
+    if options.torch:
+        return _measure_torch(options.torch.split(","), [rule.name for rule in rules], options, command)
+    names = options.model.split(",")
     if unknown := [name for name in names if name not in FAMILIES]:
         raise UsageError(f"--model {unknown[0]!r}: one of {', '.join(FAMILIES)}")
     if options.build_only:
@@ -83,6 +94,27 @@ def run(options: argparse.Namespace, command: str) -> int:
     _print_records(records)
     wrong = any(made.status == "wrong" for record in records for made in record.rules)
     return WRONG if wrong or any(record.notes for record in records) else 0
+
+
+def _measure_torch(names: Sequence[str], rules: Sequence[str], options: argparse.Namespace, command: str) -> int:
+    """Check and time PyTorch models as they come, beside torch and, of ``rules``, TVM's own."""
+    session = open_session(options, command)
+    from tensorir_ladder.harness.whole_models import torch_models, torch_race  # which need torch
+
+    beside = [*rules, *([] if options.no_torch_compile else [torch_race.COMPILED])]
+    beside += [torch_race.TUNED] if options.max_autotune else []
+    records = []
+    for text in names:
+        try:
+            name, made = torch_models.load(text)
+        except (ValueError, OSError) as error:
+            raise UsageError(f"--torch {text!r}: {error}") from error
+        say(f"{name}: made; forms are built")
+        records.append(torch_race.measure(session, name, made, beside))
+        records[-1].save(session.out)
+        print(torch_race.summary(records[-1]), flush=True)
+    _print_records(records)
+    return WRONG if any(made.status == "wrong" for record in records for made in record.rules) else 0
 
 
 def _usual(extent: str) -> str:

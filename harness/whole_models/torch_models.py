@@ -6,8 +6,10 @@ At one of three sizes: :data:`SMALL` for the emulator, :data:`REDUCED` for compu
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -83,6 +85,7 @@ def import_torchvision() -> None:
 
 
 def words(vocabulary: int, batch: int, tokens: int) -> torch.Tensor:
+    """Draw texts, as numbers of words."""
     return torch.randint(0, vocabulary, (batch, tokens))
 
 
@@ -107,11 +110,13 @@ GROUPED = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 
 
 @model
 def gpt2(size: Size) -> Made:
+    """GPT-2 of 124 million parameters."""
     return language_model("GPT2", size, "n_layer", {"n_embd": 128, "n_head": 2})
 
 
 @model
 def llama3_8b_layer(size: Size) -> Made:
+    """One layer of Llama 3 8B, with its embedding and head."""
     wide = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8}
     return language_model(
         "Llama",
@@ -124,6 +129,7 @@ def llama3_8b_layer(size: Size) -> Made:
 
 @model
 def qwen2_0_5b(size: Size) -> Made:
+    """Qwen2 of half a billion parameters."""
     wide = {"hidden_size": 896, "intermediate_size": 4864, "num_attention_heads": 14, "num_key_value_heads": 2}
     settings = {"vocab_size": 151936, "tie_word_embeddings": True, "num_hidden_layers": 24} | wide
     return language_model("Qwen2", size, "num_hidden_layers", GROUPED, **settings)
@@ -131,6 +137,7 @@ def qwen2_0_5b(size: Size) -> Made:
 
 @model
 def mamba_layer(size: Size) -> Made:
+    """One layer of Mamba, whose scan is written out token by token."""
     settings = {"vocab_size": 50280, "hidden_size": 768, "state_size": 16, "num_hidden_layers": 1}
     shorter = Size(size.name, size.narrow, size.layers, min(size.tokens, 64), size.image, size.batch)
     made = language_model("Mamba", shorter, "num_hidden_layers", {"hidden_size": 128}, **settings)
@@ -139,6 +146,7 @@ def mamba_layer(size: Size) -> Made:
 
 @model
 def bert_base(size: Size) -> Made:
+    """BERT, of a batch whose last quarter is padding."""
     settings: dict[str, Any] = {} if size.layers is None else {"num_hidden_layers": size.layers}
     if size.narrow:
         settings |= {"hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 256, "vocab_size": 512}
@@ -157,6 +165,7 @@ def bert_base(size: Size) -> Made:
 
 @model
 def whisper_tiny_encoder(size: Size) -> Made:
+    """Whisper's smallest encoder, of two spectrograms."""
     frames = 40 if size.narrow else 128 if size.layers else 3000
     settings = {
         "encoder_layers": size.layers or 4,
@@ -189,6 +198,7 @@ def network(inner: nn.Module, size: Size, dynamic: bool = False) -> Made:
 
 
 def of_timm(name: str, **settings: Any) -> nn.Module:
+    """Make a network of timm's, of random weights."""
     import_torchvision()
     import timm
 
@@ -197,6 +207,7 @@ def of_timm(name: str, **settings: Any) -> nn.Module:
 
 @model
 def vit_b16(size: Size) -> Made:
+    """A vision transformer of patches of 16 pixels."""
     settings = {} if size.layers is None else {"depth": size.layers}
     if size.narrow:
         settings |= {"embed_dim": 128, "num_heads": 2, "num_classes": 10}
@@ -205,6 +216,7 @@ def vit_b16(size: Size) -> Made:
 
 @model
 def convnext_tiny(size: Size) -> Made:
+    """ConvNeXt's smallest network."""
     settings: dict[str, Any] = {} if size.layers is None else {"depths": (1, 1, 1, 1)}
     if size.narrow:
         settings |= {"dims": (16, 32, 64, 128), "num_classes": 10}
@@ -213,6 +225,7 @@ def convnext_tiny(size: Size) -> Made:
 
 @model
 def resnet50(size: Size) -> Made:
+    """ResNet of 50 layers."""
     import_torchvision()
     from torchvision.models import resnet
 
@@ -223,6 +236,7 @@ def resnet50(size: Size) -> Made:
 
 @model
 def mobilenet_v2(size: Size) -> Made:
+    """MobileNet's second version."""
     import_torchvision()
     from torchvision.models import MobileNetV2
 
@@ -234,6 +248,7 @@ def mobilenet_v2(size: Size) -> Made:
 
 @model
 def efficientnet_b0(size: Size) -> Made:
+    """EfficientNet's smallest network."""
     import_torchvision()
     from torchvision.models import efficientnet
 
@@ -248,6 +263,7 @@ def efficientnet_b0(size: Size) -> Made:
 
 @model
 def distilbert_base(size: Size) -> Made:
+    """DistilBERT, without a mask."""
     settings: dict[str, Any] = {} if size.layers is None else {"n_layers": size.layers}
     if size.narrow:
         settings |= {"dim": 128, "n_heads": 2, "hidden_dim": 256, "vocab_size": 512}
@@ -256,6 +272,7 @@ def distilbert_base(size: Size) -> Made:
 
 @model
 def t5_small_encoder(size: Size) -> Made:
+    """T5's smallest encoder, whose scores have a bias by position."""
     settings: dict[str, Any] = {} if size.layers is None else {"num_layers": size.layers}
     if size.narrow:
         settings |= {"d_model": 128, "num_heads": 2, "d_ff": 256, "vocab_size": 512}
@@ -272,6 +289,7 @@ def encoder_of_words(name: str, size: Size, settings: dict[str, Any], config: st
 
 @model
 def clip_vision_b32(size: Size) -> Made:
+    """CLIP's tower of images, of patches of 32 pixels."""
     settings: dict[str, Any] = {"image_size": size.image}
     settings |= {} if size.layers is None else {"num_hidden_layers": size.layers}
     if size.narrow:
@@ -283,12 +301,14 @@ def clip_vision_b32(size: Size) -> Made:
 
 @model
 def opt_125m(size: Size) -> Made:
+    """OPT of 125 million parameters."""
     narrow = {"hidden_size": 128, "num_attention_heads": 2, "ffn_dim": 256, "word_embed_proj_dim": 128}
     return language_model("OPT", size, "num_hidden_layers", narrow)
 
 
 @model
 def gemma_2b_layer(size: Size) -> Made:
+    """One layer of Gemma 2B, with its embedding and head; heads of 256 elements."""
     wide = {"hidden_size": 2048, "intermediate_size": 16384, "num_attention_heads": 8, "num_key_value_heads": 1}
     settings = {"vocab_size": 256000, "num_hidden_layers": 1, "head_dim": 256} | wide
     return language_model("Gemma", size, "num_hidden_layers", GROUPED | {"head_dim": 64}, **settings)
@@ -296,6 +316,7 @@ def gemma_2b_layer(size: Size) -> Made:
 
 @model
 def deit_small(size: Size) -> Made:
+    """DeiT of 22 million parameters."""
     settings: dict[str, Any] = {} if size.layers is None else {"depth": size.layers}
     if size.narrow:
         settings |= {"embed_dim": 128, "num_heads": 2, "num_classes": 10}
@@ -304,6 +325,7 @@ def deit_small(size: Size) -> Made:
 
 @model
 def swin_tiny(size: Size) -> Made:
+    """Swin's smallest transformer, whose attention is within windows."""
     settings: dict[str, Any] = {} if size.layers is None else {"depths": (2, 2)}
     if size.narrow:
         settings |= {"embed_dim": 32, "num_heads": (2, 4), "num_classes": 10, "window_size": 4}
@@ -312,6 +334,7 @@ def swin_tiny(size: Size) -> Made:
 
 @model
 def densenet121(size: Size) -> Made:
+    """DenseNet of 121 layers."""
     import_torchvision()
     from torchvision.models import DenseNet
 
@@ -323,6 +346,7 @@ def densenet121(size: Size) -> Made:
 
 @model
 def mixer_b16(size: Size) -> Made:
+    """MLP-Mixer, of patches of 16 pixels."""
     import_torchvision()
     from timm.models.mlp_mixer import MlpMixer
 
@@ -348,3 +372,33 @@ def make(name: str, size: Size) -> Made:
     """Make a model in float16, the same each time."""
     torch.manual_seed(0)
     return halved(MODELS[name](size))
+
+
+def load(text: str) -> tuple[str, Made]:
+    """Return a model's name and the model: one of MODELS in float16 at its real size, or ``FILE.py:FUNCTION``.
+
+    Such a function returns a module and its inputs, a tuple of tensors; both stay as they are.
+
+    Raises
+    ------
+    ValueError : for a name that is none of MODELS, a file without the function, and what is no module with inputs.
+    FileNotFoundError : for a file that is not there.
+    """
+    path, _, function = text.rpartition(":")
+    if not path:
+        if text not in MODELS:
+            raise ValueError(f"no model of ours; name one of {', '.join(MODELS)}, or FILE.py:FUNCTION")
+        return text, make(text, REAL)
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no file {path}")
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{path} is no Python file; name one that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not callable(getattr(module, function, None)):
+        raise ValueError(f"{path} has no function {function!r}")
+    found = getattr(module, function)()
+    if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], nn.Module)):
+        raise ValueError(f"{function} returns a {type(found).__name__}, not a module and a tuple of its inputs")
+    return function, Made(found[0].eval(), list(found[1]))
