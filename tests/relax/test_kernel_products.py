@@ -458,8 +458,6 @@ def test_kernels_of_the_menu_finish_sums_of_known_rows(name: str, how: str, monk
 @pytest.mark.parametrize(
     "name", ["exchanged 160x128x64/1x2/1", "upright 64x128x64/1x1/1x1", "step 13, 64x192x64/1x1, 6"]
 )
-    "name", ["exchanged 160x128x64/1x2/1", "upright 64x128x64/1x1/1x1", "step 13, 64x192x64/1x1, 6"]
-)
 @pytest.mark.parametrize(("how", "k"), [("bias, gelu", 384), ("bias", 192), ("bias, residual", 384)])
 def test_sums_are_read_when_wgmma_has_written_them(
     name: str,
