@@ -60,6 +60,7 @@ class Picked(nn.Module):
         self.inner, self.output, self.names, self.options = inner, output, names, options
 
     def forward(self, a: torch.Tensor, b: torch.Tensor | None = None) -> torch.Tensor:
+        """Run it on inputs of the names given, and pick the output."""
         given = (a,) if b is None else (a, b)
         return getattr(self.inner(**dict(zip(self.names, given)), **self.options), self.output)
 
