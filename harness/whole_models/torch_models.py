@@ -351,12 +351,15 @@ def mixer_b16(size: Size) -> Made:
     import_torchvision()
     from timm.models.mlp_mixer import MlpMixer
 
-    if size.layers is None:
-        return network(of_timm("mixer_b16_224"), size)
-    settings: dict[str, Any] = {"patch_size": 16, "num_blocks": size.layers, "embed_dim": 768}
+    settings: dict[str, Any] = {"patch_size": 16, "num_blocks": size.layers or 12, "embed_dim": 768}
     if size.narrow:
         settings |= {"embed_dim": 128, "num_classes": 10}
-    return network(MlpMixer(img_size=size.image, **settings), size)
+    inner = MlpMixer(img_size=size.image, **settings)
+    for part in inner.modules():  # some of which timm leaves as memory was
+        if isinstance(part, nn.Linear):
+            nn.init.normal_(part.weight, std=0.02)
+            nn.init.zeros_(part.bias)
+    return network(inner, size)
 
 
 def halved(made: Made) -> Made:

@@ -235,6 +235,7 @@ def test_operands_are_found_where_they_lie(name: str) -> None:
     assert (one.causal, one.from_end, one.scale) == (case.causal, case.from_end, pytest.approx(case.scale))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.emulator
 @pytest.mark.parametrize("name", CASES)
 def test_pipelines_make_one_launch_that_is_right(name: str) -> None:

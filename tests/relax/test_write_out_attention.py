@@ -82,6 +82,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.emulator
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_written_out_is_right(name: str) -> None:
