@@ -30,6 +30,7 @@ pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"no {', '.join(MISSING)}:
 Check = Callable[[str, object], None]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.emulator
 @pytest.mark.parametrize(("name", "form"), [*STATIC, DYNAMIC[0], DYNAMIC[1], DYNAMIC[2]])
 def test_small_models_are_right_in_the_emulator(name: str, form: str) -> None:
