@@ -1,5 +1,6 @@
 from .attention import FuseAttention as FuseAttention
 from .compilation import CompiledModule as CompiledModule
+from .compilation import build as build
 from .compilation import compile as compile
 from .explanation import Explanation as Explanation
 from .explanation import Row as Row
