@@ -31,6 +31,7 @@ from tensorir_ladder.relax.rules.tensor_intrinsics import import_quickly
 ENTRY = "main"
 PREPARE = "main_transform_params"  # what TVM's LiftTransformParams names the function of weights
 ACCELERATED = (9, 10)  # compute capabilities with instructions of their own: sm_90a, sm_100a
+ALIGNMENT = 64
 CUDA_GRAPHS = {"relax.backend.use_cuda_graph": True}
 
 
@@ -49,10 +50,12 @@ def compile(
     module : a ``torch.nn.Module`` in evaluation mode, on the GPU.
     args : example inputs on the GPU, a tuple of tensors.
     dynamic_shapes : extents that differ from call to call, as ``torch.export.export`` takes them.
-    cuda_graphs : launch what neither reads an input nor makes an output by CUDA graphs, one for each set of shapes.
+    cuda_graphs : use a CUDA graph, one for each set of shapes, for all kernels but those that read an input of the call
+        or write an output.
 
     The weights are copied: what becomes of the module's later changes nothing. A call takes tensors like ``args`` and
-    returns what the module does: a tensor, or a tuple of these.
+    returns a tensor where the module does, otherwise a tuple of the tensors that it returns. Inputs that lie with gaps,
+    or at addresses that are no multiple of 64 bytes, are copied.
 
     Raises
     ------
@@ -121,16 +124,22 @@ def link(scheduled: tvm.IRModule, target: Target, *, cuda_graphs: bool = False) 
 
 
 class CompiledModule:
-    """A module as it runs on a GPU: ``compiled(*inputs)`` launches its kernels and returns its outputs."""
+    """A module as it runs on a GPU: ``compiled(*inputs)`` launches its kernels and returns its outputs.
+
+    Buffers between kernels are the same in each call: calls of one module belong into one stream at a time.
+    """
 
     def __init__(self, executable: relax.VMExecutable, weights: Sequence[Any], gpu: int) -> None:
         device = tvm.cuda(gpu)
         self.gpu, self.machine = gpu, relax.VirtualMachine(executable, device)
         self._main = self.machine[ENTRY]
-        with tvm_ffi.use_torch_stream():
+        import torch
+
+        with torch.cuda.device(gpu), tvm_ffi.use_torch_stream():
             on_gpu = [tvm.runtime.tensor(each, device) for each in weights]
             prepares = PREPARE in executable.stats()
             self.weights = [*self.machine[PREPARE](on_gpu)] if prepares else on_gpu
+        torch.cuda.synchronize(gpu)  # calls may come in any stream
 
     def __call__(self, *inputs: Any) -> Any:
         """Run in torch's current stream.
@@ -147,10 +156,16 @@ class CompiledModule:
                 raise ValueError(
                     f"input {number} is on {each.device}, not on cuda:{self.gpu}; call .to('cuda:{self.gpu}')"
                 )
-        given = [tvm.runtime.from_dlpack(each.detach().contiguous()) for each in inputs]
+        given = [tvm.runtime.from_dlpack(_lying_well(each.detach())) for each in inputs]
         with torch.cuda.device(self.gpu), tvm_ffi.use_torch_stream():
             made = self._main(*given, *self.weights)
         return _as_torch(made, torch)
+
+
+def _lying_well(tensor: Any) -> Any:
+    """Return a tensor that TVM takes, without gaps and at an address of whole ALIGNMENT bytes: itself, or a copy."""
+    tensor = tensor.contiguous()
+    return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
 
 
 def _as_torch(made: Any, torch: Any) -> Any:

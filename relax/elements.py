@@ -235,7 +235,7 @@ class Elements:
             return None
         axis, parts, at = int(made.attrs.axis) % len(at), made.attrs.indices_or_sections, list(at)
         if hasattr(parts, "value") or isinstance(parts, int):
-            first = item.ty.shape[axis] * item.index
+            first = made.ty.fields[0].shape[axis] * item.index  # the last part may be shorter
         else:
             first = [0, *parts][item.index]
         at[axis] = self.analyzer.simplify(at[axis] + first)

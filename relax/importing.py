@@ -29,7 +29,7 @@ CONVOLUTIONS = [f"conv{rank}d{kind}" for rank in (1, 2, 3) for kind in ("", "_tr
 
 
 def from_torch(
-    module: Any, args: Sequence[Any], dynamic_shapes: Any = None, *, keep_attention: bool = False
+    module: Any, args: Sequence[Any], dynamic_shapes: Any = None
 ) -> tuple[tvm.IRModule, list[tvm.runtime.Tensor]]:
     """Export a PyTorch module and import it as a Relax module, whose ``main`` takes the inputs, then the weights.
 
@@ -93,7 +93,7 @@ def from_torch(
                 "cumsum.default": _running_sum,
             },
             keep_params_as_input=True,
-            unwrap_unit_return_tuple=True,
+            unwrap_unit_return_tuple=program.call_spec.out_spec.is_leaf(),  # the module returns a tensor, not a tuple
             run_ep_decomposition=False,
         )
     mod, weights = relax.frontend.detach_params(mod)
@@ -135,12 +135,13 @@ def _attention(node: Any, importer: Any) -> Any:
 
 
 def _clamp_by_tensors(node: Any, importer: Any) -> Any:
-    """Import bounds that are tensors, in the dtype of what they bound."""
-    values, *bounds = (importer.env[each] if each is not None else None for each in (*node.args, None, None)[:3])
-    emit = importer.block_builder.emit
-    for bound, operator in zip(bounds, (relax.op.maximum, relax.op.minimum)):
-        if bound is not None:
-            values = emit(operator(values, emit(relax.op.astype(bound, values.ty.dtype))))
+    """Import bounds that are tensors, in the dtype that torch gives the result."""
+    arguments = dict(zip(("input", "min", "max"), node.args)) | node.kwargs
+    emit, dtype = importer.block_builder.emit, importer._convert_data_type(str(node.meta["val"].dtype))
+    values = emit(relax.op.astype(importer.env[arguments["input"]], dtype))
+    for name, operator in (("min", relax.op.maximum), ("max", relax.op.minimum)):
+        if arguments.get(name) is not None:
+            values = emit(operator(values, emit(relax.op.astype(importer.env[arguments[name]], dtype))))
     return values
 
 

@@ -27,8 +27,8 @@ def tensorir_ladder(graph: Any, _example_inputs: Sequence[Any]) -> Callable[...,
     """Return what runs a part of a graph in torch's place; torch.compile calls this for each.
 
     The part is compiled at its first call, and again for other shapes, dtypes or weights, these being known by address
-    and version. What cannot be taken, training and inputs that are changed in place among it, is run by torch, and a
-    warning (:class:`LeftToTorch`) says why.
+    and version; each time with a copy of the weights. What cannot be taken, training and inputs that are changed in
+    place among it, is run by torch, and a warning (:class:`LeftToTorch`) says why.
     """
     return _Part(graph)
 
@@ -45,9 +45,12 @@ class _Part:
 
         weights = [_is_weight(each) for each in inputs]
         key = (torch.is_grad_enabled(), *map(_known_by, inputs, weights))
-        if key not in self.made:
-            self.made[key] = self._compiled(inputs, weights)
-        return self.made[key](*inputs)
+        if key in self.made:
+            return self.made[key](*inputs)
+        run = self._compiled(inputs, weights)
+        if len(self.made) < MOST_SHAPES:
+            self.made[key] = run
+        return run(*inputs)
 
     def _compiled(self, inputs: Sequence[Any], weights: Sequence[bool]) -> Callable[..., Any]:
         """Compile for some inputs; torch's own way, with a warning, where that fails."""
@@ -58,7 +61,7 @@ class _Part:
             if torch.is_grad_enabled() and any(getattr(each, "requires_grad", False) for each in inputs):
                 raise NotImplementedError("gradients are asked for; call it in torch.no_grad() or inference_mode()")
             if len(self.made) >= MOST_SHAPES:
-                raise NotImplementedError(f"it was compiled for {MOST_SHAPES} sets of shapes or weights already")
+                raise NotImplementedError(f"{MOST_SHAPES} sets of shapes or weights came before")
             if not given:
                 raise NotImplementedError("no input is a tensor")
             module = _bound(self.graph, inputs, given)
@@ -69,7 +72,9 @@ class _Part:
             LOG.debug("left to torch", exc_info=error)
             return self.graph
 
-        def run(*inputs: Any) -> Any:
+        kept = [each for each, is_weight in zip(inputs, weights) if is_weight]  # lest others take their addresses
+
+        def run(*inputs: Any, _kept: Sequence[Any] = kept) -> Any:
             made = ready(*(inputs[place] for place in given))
             return made if isinstance(made, tuple) else (made,)
 
@@ -86,7 +91,7 @@ def _is_weight(each: Any) -> bool:
 def _known_by(each: Any, is_weight: bool) -> Any:
     """Return what a compiled part depends on of an input: of a weight which it is, of a tensor how it lies."""
     if is_weight:
-        return each.data_ptr(), each._version
+        return each.data_ptr(), None if each.is_inference() else each._version
     return (each.shape, each.dtype, each.device) if hasattr(each, "shape") else each
 
 

@@ -22,7 +22,15 @@ from tensorir_ladder.harness.peers.entrant import reason, say
 from tensorir_ladder.harness.records import ModelRecord, check_writable
 from tensorir_ladder.harness.session import CaseJournal, Session
 from tensorir_ladder.harness.verify import WrongResult, draw_seeds
-from tensorir_ladder.harness.whole_models.building import RULES, BuiltModel, RuleSet, build, interruptible, rule_sets
+from tensorir_ladder.harness.whole_models.building import (
+    LADDER,
+    RULES,
+    BuiltModel,
+    RuleSet,
+    build,
+    interruptible,
+    rule_sets,
+)
 from tensorir_ladder.harness.whole_models.checking import verify_model
 from tensorir_ladder.harness.whole_models.definitions import FAMILIES, Family, Model
 from tensorir_ladder.harness.whole_models.timing import Attempt, TorchForms, measure_model
@@ -114,7 +122,9 @@ def _measure_torch(names: Sequence[str], rules: Sequence[str], options: argparse
         records[-1].save(session.out)
         print(torch_race.summary(records[-1]), flush=True)
     _print_records(records)
-    return WRONG if any(made.status == "wrong" for record in records for made in record.rules) else 0
+    return (
+        WRONG if any(made.status != "measured" for each in records for made in each.rules if made.name == LADDER) else 0
+    )
 
 
 def _usual(extent: str) -> str:

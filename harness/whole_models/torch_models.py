@@ -381,7 +381,7 @@ def make(name: str, size: Size) -> Made:
 def load(text: str) -> tuple[str, Made]:
     """Return a model's name and the model: one of MODELS in float16 at its real size, or ``FILE.py:FUNCTION``.
 
-    Such a function returns a module and its inputs, a tuple of tensors; both stay as they are.
+    Such a function returns a module, which gives one tensor, and its inputs, a tuple of tensors, in their own dtypes.
 
     Raises
     ------
@@ -403,6 +403,9 @@ def load(text: str) -> tuple[str, Made]:
     if not callable(getattr(module, function, None)):
         raise ValueError(f"{path} has no function {function!r}")
     found = getattr(module, function)()
-    if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], nn.Module)):
-        raise ValueError(f"{function} returns a {type(found).__name__}, not a module and a tuple of its inputs")
+    whole = isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], nn.Module)
+    if not (whole and isinstance(found[1], (tuple, list)) and all(isinstance(each, torch.Tensor) for each in found[1])):
+        raise ValueError(
+            f"{function} returns a {type(found).__name__}, not a module and a tuple of its inputs, tensors"
+        )
     return function, Made(found[0].eval(), list(found[1]))

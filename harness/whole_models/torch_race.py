@@ -34,6 +34,7 @@ from tensorir_ladder.harness.records import (
     Verification,
 )
 from tensorir_ladder.harness.session import Session
+from tensorir_ladder.harness.verify import WrongResult
 from tensorir_ladder.harness.whole_models.torch_models import Made
 from tensorir_ladder.relax import from_torch
 from tensorir_ladder.relax.compilation import CompiledModule, link
@@ -41,7 +42,7 @@ from tensorir_ladder.relax.pipelines import pipeline
 from tensorir_ladder.relax.rules.rule import BY
 
 OURS, STOCK, DLIGHT = "ladder", "stock", "dlight-sm90"
-EAGER, COMPILED, TUNED = "torch", "torch.compile", "torch.compile, max-autotune"
+EAGER, COMPILED, TUNED = "torch", "torch.compile", "torch.compile, max-autotune-no-cudagraphs"
 WALL = ", wall"  # behind a contender's name: the time that its caller waits
 FACTOR = 2  # of the errors that torch makes in the model's dtype, both against float32
 ROUNDS, CALLS, WARMUPS = 20, 5, 3
@@ -124,15 +125,24 @@ def _of_tvm(
 
 
 def check(found: Sequence[Contestant], made: Made) -> None:
-    """Hold each form's output to twice torch's error against float32; what is beyond has no call any more."""
+    """Hold each form's output to twice torch's error; what is beyond has no call any more.
+
+    The reference is torch's in float32, of a float32 model in float64. WrongResult where torch does not run it.
+    """
     import copy
 
-    exact = copy.deepcopy(made.module).float()
+    dtype = dtype_of(made)
+    more = torch.float64 if dtype == torch.float32 else torch.float32
+    exact = copy.deepcopy(made.module).to(more)
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     with torch.no_grad():
-        wide = [each.cuda().float() if each.is_floating_point() else each.cuda() for each in made.inputs]
+        wide = [each.cuda().to(more) if each.is_floating_point() else each.cuda() for each in made.inputs]
         reference = exact(*wide).double()
         del exact, wide
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+        if found[0].call is None:
+            raise WrongResult(f"torch itself does not run it: {found[0].why}")
         allowed = None
         for each in found:
             if each.call is None:
@@ -142,11 +152,17 @@ def check(found: Sequence[Contestant], made: Made) -> None:
                 float(off.norm() / reference.norm()),
                 float(off.abs().max() / reference.abs().max()),
             )
-            allowed = allowed or tuple(FACTOR * error for error in each.errors)  # torch is the first
+            least = FACTOR * torch.finfo(dtype).eps
+            allowed = allowed or tuple(max(FACTOR * error, least) for error in each.errors)  # torch is the first
             if not all(own <= most for own, most in zip(each.errors, allowed)):
                 each.call, each.why = None, f"wrong: errors {each.errors}, allowed {allowed}"
                 say(f"{each.name}: {each.why}")
     torch.cuda.empty_cache()
+
+
+def dtype_of(made: Made) -> torch.dtype:
+    """Return the dtype of a model's first weights, float32 where it has none."""
+    return next((each.dtype for each in made.module.parameters() if each.is_floating_point()), torch.float32)
 
 
 def race(found: Sequence[Contestant], rounds: int = ROUNDS) -> dict[str, tuple[Timing, Timing]]:
@@ -239,7 +255,7 @@ def timed(session: Session, name: str, made: Made, found: Sequence[Contestant]) 
         rounds=ROUNDS,
         launches_per_round=1,
         operand_sets=1,
-        data="random weights, standard normal inputs",
+        data="as the model's function makes weights and inputs",
         cache="as the call before left it",
         launch="queued behind a kernel that waits, device events around it",
         warmup_ms=0.0,
@@ -252,10 +268,10 @@ def timed(session: Session, name: str, made: Made, found: Sequence[Contestant]) 
     walls = [Peer(label + WALL, "measured", "", "", pair[1]) for label, pair in times.items()]
     return ModelRecord(
         model=name,
-        extent="batch",
+        extent="first",
         value=int(shape[0]),
         symbolic=False,
-        dtype="float16",
+        dtype=str(dtype_of(made)).removeprefix("torch."),
         shape=shape,
         bytes_moved=max(1, weights),
         flops=0,

@@ -127,9 +127,12 @@ class _Moved(relax.PyExprMutator):
     def _broadcast(self, operand: relax.Expr, order: Order) -> relax.Expr:
         """Return an operand of operators by elements in that order: a vector where it has an element for a channel."""
         missing, extents = len(order) - operand.ty.ndim, _extents(operand)
-        if operand.ty.ndim == 0 or (missing and extents is None):
+        if operand.ty.ndim == 0:
             return operand
-        if self._transposed(operand):
+        if missing and extents is None:
+            whole = self.builder_.emit(relax.op.expand_dims(operand, [*range(missing)]))
+            return self._with_channels_last(whole, order)
+        if not missing and self._transposed(operand):
             return self._with_channels_last(operand, order)
         if extents is not None and all(map(is_one, [e for axis, e in enumerate(extents) if axis + missing != 1])):
             vector = self._made(operand)

@@ -10,12 +10,13 @@ from tvm import ir, relax
 from tvm.ir.transform import PassContext
 from tvm.target import Target
 
+from tensorir_ladder.relax.graphs import is_call
 from tensorir_ladder.relax.passes.legalize_scans import LegalizeScans
 from tensorir_ladder.schedules.inspection import is_constant
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 
 SCANS = ("relax.cumsum", "relax.cumprod")  # whose functions are LegalizeScans'
-MOST_BYTES = 64 << 20  # of a constant: a mask of 8192 tokens by 4096 in float16
+MOST_BYTES = 64 << 20  # of a constant: as many as a mask of 8192 x 4096 tokens has in float16
 
 
 @tvm.transform.module_pass(opt_level=0, name="FoldConstants")
@@ -29,7 +30,8 @@ class FoldConstants:
         after    attention_bias(q, k, v, constant)
 
     Positions, angles of rotary embeddings and masks of models as torch.export writes them are such. Taken are
-    operators in dataflow whose results have known shapes and at most :data:`MOST_BYTES` bytes.
+    operators in dataflow whose results have known shapes and at most :data:`MOST_BYTES` bytes. Each call makes what its
+    caller gets, or what is changed in place, anew.
     """
 
     def transform_module(self, mod: ir.IRModule, _context: PassContext) -> ir.IRModule:
@@ -62,13 +64,35 @@ def _independent(function: relax.Function) -> dict[relax.Var, relax.Call]:
             return all(map(is_constant, operand.values))
         if isinstance(operand, relax.Var):
             return operand in found
-        return not isinstance(operand, relax.Call)
+        return isinstance(operand, ir.GenericConst) or is_constant(operand)
 
+    written = _written(function)
     for binding in _bindings(function):
         call = binding.value
+        if binding.var in written:
+            continue
         is_operator = isinstance(call, relax.Call) and isinstance(call.op, ir.Op) and _is_pure(call.op)
         if is_operator and _is_small(call.ty) and all(map(known, call.args)):
             found[binding.var] = call
+    return found
+
+
+def _written(function: relax.Function) -> set[relax.Var]:
+    """List what a caller gets, or a call changes in place: each call of the function makes its own."""
+    found: set[relax.Var] = set()
+
+    def note(expr: relax.Expr) -> None:
+        if isinstance(expr, relax.Var):
+            found.add(expr)
+
+    relax.analysis.post_order_visit(function.body.body, note)
+    for binding in [*_bindings(function)][::-1]:
+        in_place = is_call(binding.value, "call_tir_inplace")
+        is_output = binding.var in found or not isinstance(binding.var, relax.DataflowVar)
+        if in_place or (is_output and isinstance(binding.value, (relax.Var, relax.Tuple))):
+            relax.analysis.post_order_visit(binding.value, note)
+        if is_output:
+            found.add(binding.var)
     return found
 
 

@@ -10,6 +10,7 @@ from tensorir_ladder.relax.graphs import is_call, number, of_weights
 from tensorir_ladder.schedules.isa import PTX_TYPES
 
 WIDE = "float32"
+MOST = 64
 
 
 @tvm.transform.module_pass(opt_level=0, name="FoldScales")
@@ -24,7 +25,8 @@ class FoldScales:
 
     So the scale of queries becomes nothing in a call, and does not stand between projections and their heads
     (:class:`MergeProducts`): ``w_s`` and ``b_s`` depend on parameters alone, for modules in which that is lifted out
-    (``pipeline(prepare=True)``). Weights are rounded once more, results once less.
+    (``pipeline(prepare=True)``). Taken are layers of 16 bits throughout, and numbers from 1 / :data:`MOST` to MOST, so
+    that weights stay in range; they are rounded once more, results once less.
     """
 
     def transform_module(self, mod: ir.IRModule, _context: PassContext) -> ir.IRModule:
@@ -49,7 +51,9 @@ class _Folded(relax.PyExprMutator):
     def visit_call_(self, call: relax.Call) -> relax.Expr:  # what the mutator's base class calls it
         if is_call(call, "multiply"):
             for made, scale in (tuple(call.args), tuple(call.args)[::-1]):
-                if (factor := number(scale)) is not None and (found := self._layer(made)) is not None:
+                factor = number(scale)
+                usual = factor is not None and 1 / MOST <= abs(factor) <= MOST and made.ty.ndim == call.ty.ndim
+                if usual and (found := self._layer(made)) is not None:
                     return self._scaled(*found, factor)
         return super().visit_call_(call)
 
@@ -73,7 +77,9 @@ class _Folded(relax.PyExprMutator):
         turned = self.values.get(made.args[1])
         if not is_call(turned, "permute_dims") or turned.args[0] not in self.weights or turned.args[0].ty.ndim != 2:
             return None
-        return made.args[0], turned.args[0], bias
+        dtypes = {str(each.ty.dtype) for each in (made, turned.args[0], *([] if bias is None else [bias]))}
+        alike = len(dtypes) == 1 and dtypes <= {*PTX_TYPES}
+        return (made.args[0], turned.args[0], bias) if alike else None
 
     def _scaled(self, x: relax.Expr, weight: relax.Expr, bias: relax.Expr | None, factor: float) -> relax.Expr:
         turned = self.builder_.emit(relax.op.permute_dims(self._times(weight, factor)))

@@ -10,6 +10,7 @@ from tvm import ir, relax
 from tvm.ir.transform import PassContext
 
 from tensorir_ladder.relax.graphs import is_call, of_weights
+from tensorir_ladder.relax.rules import same_number
 from tensorir_ladder.schedules.inspection import is_constant
 from tensorir_ladder.schedules.isa import PTX_TYPES
 
@@ -51,6 +52,11 @@ class _Layer:
     bias: relax.Expr | None
 
     @property
+    def prepared(self) -> list[relax.Expr]:
+        """What it is made of besides the input."""
+        return [self.weight] if self.bias is None else [self.weight, self.bias]
+
+    @property
     def columns(self) -> int:
         return int(self.weight.ty.shape[0])
 
@@ -61,8 +67,9 @@ def _groups(function: relax.Function) -> dict[relax.Call, tuple[relax.Expr, list
     blocks = [block for block in function.body.blocks if isinstance(block, relax.DataflowBlock)]
     readers = {var: list(own) for block in blocks for var, own in relax.analysis.udchain(block).items()}
     weights = of_weights(function)
-    by_input: dict[relax.Expr, list[_Layer]] = {}
-    for block in blocks:
+    by_input: dict[tuple[int, relax.Expr], list[tuple[int, _Layer]]] = {}
+    bound = {binding.var: place for place, binding in enumerate(each for block in blocks for each in block.bindings)}
+    for number, block in enumerate(blocks):
         for binding in block.bindings:
             if not is_call(getattr(binding, "value", None), "matmul"):
                 continue
@@ -73,13 +80,17 @@ def _groups(function: relax.Function) -> dict[relax.Call, tuple[relax.Expr, list
             after = readers.get(var, ())
             if len(after) == 1 and is_call(add := values.get(after[0]), "add"):
                 other = add.args[1] if add.args[0].same_as(var) else add.args[0]
-                if other in weights and other.ty.ndim == 1:
+                if other in weights and other.ty.ndim == 1 and same_number(other.ty.shape[0], weight.ty.shape[0]):
                     var, result, bias = after[0], add, other
-            if readers.get(var) and all(is_call(values.get(reader), "reshape") for reader in readers[var]):
-                by_input.setdefault(x, []).append(_Layer(result, weight, bias))
+            layer, dtype = _Layer(result, weight, bias), str(weight.ty.dtype)
+            alike = all(str(each.ty.dtype) == dtype for each in (binding.value, result))
+            if alike and readers.get(var) and all(is_call(values.get(reader), "reshape") for reader in readers[var]):
+                by_input.setdefault((number, x), []).append((bound[var], layer))
     found = {}
-    for x, layers in by_input.items():
-        if len(layers) > 1:
+    for (_, x), placed in by_input.items():
+        first = min(place for place, _ in placed)  # where the product will stand
+        layers = [layer for _, layer in placed if all(bound.get(each, -1) < first for each in layer.prepared)]
+        if len(layers) > 1 and any(place == first and layer in layers for place, layer in placed):
             found |= {layer.result: (x, layers) for layer in layers}
     return found
 

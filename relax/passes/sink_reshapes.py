@@ -46,6 +46,8 @@ class _Sinks(relax.PyExprMutator):
         if not isinstance(call.op, ir.Op) or not isinstance(getattr(call.ty, "shape", None), relax.ShapeExpr):
             return call
         sources = [self._before_joining(operand) for operand in call.args]
+        if is_call(call, "matmul"):
+            sources[1] = None
         if any(source is not None for source in sources) and self._is_alike(call, sources):
             operands = [operand if source is None else source for source, operand in zip(sources, call.args)]
             made = self.builder_.emit(relax.Call(call.op, operands, call.attrs, call.ty_args))

@@ -103,10 +103,10 @@ class _WrittenOut(relax.PyExprMutator):
             scores = emit(op.maximum(emit(op.add(scores, bias)), relax.const(LEAST, wide)))
         if call.attrs.causal_mask is None:
             return scores
-        queries, keys = scores.ty.shape[2], scores.ty.shape[3]
-        later = keys - queries if call.attrs.causal_mask == "BottomRight" else 0
+        from_the_end = call.attrs.causal_mask == "BottomRight"
 
         def causal(scores: te.Tensor) -> te.Tensor:
+            later = scores.shape[3] - scores.shape[2] if from_the_end else 0
             hidden = tirx.const(LEAST, wide)
             return te.compute(
                 scores.shape, lambda b, h, i, j: tirx.Select(j <= i + later, scores[b, h, i, j], hidden), name="causal"

@@ -196,6 +196,10 @@ CONVOLUTIONS: dict[str, tuple[Shapes, Body]] = {
     "one axis": (half(x=(2, 4, 9), w=(6, 4, 3)), lambda x, w: nn.conv1d(x, w, strides=2, padding=1)),
     "three axes": (half(x=(2, 4, 5, 4, 3), w=(6, 4, 2, 2, 2)), nn.conv3d),
     "any batch": (half(x=("n", 4, 9, 7), w=WEIGHT), convolve),
+    "added images of fewer axes": (
+        half(x=(1, 4, 4, 4), w=(4, 4, 1, 1), y=(4, 4, 4), u=(4, 4, 1)),
+        lambda x, w, y, u: relax.op.add(made(nn.conv2d(x, w)), made(nn.conv1d(y, u))),
+    ),
 }
 
 

@@ -84,3 +84,18 @@ def test_what_is_computed_otherwise_is_a_load() -> None:
     assert said == "buffer[i, j]"
     (loaded,) = elements.loaded.values()
     assert loaded.op == ir.Op.get("relax.nn.relu")
+
+
+def test_parts_of_an_uneven_split_begin_where_those_before_end() -> None:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType([7, 4], "float16"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            parts = builder.emit(op.split(x, 2, axis=0))
+            last = builder.emit(relax.TupleGetItem(parts, 1))
+            output = builder.emit_output(last)
+        builder.emit_func_output(output)
+    elements = Elements({binding.var: binding.value for binding in builder.get()["main"].body.blocks[0].bindings})
+    *_, (source, place, _) = elements.places(last, [elements.index("i", 3), elements.index("j", 4)])
+    assert source.same_as(x)
+    assert str(place[0]) == "i + T.int64(4)"

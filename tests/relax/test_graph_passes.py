@@ -134,6 +134,13 @@ def test_what_is_added_for_each_row_stays_behind_the_reshape() -> None:
     assert operators(made) == ["reshape", "add"]
 
 
+def test_only_rows_of_the_first_operand_are_split_again() -> None:
+    def body(emit: Callable[..., relax.Var], x: relax.Expr, w: relax.Expr) -> relax.Expr:
+        return op.matmul(emit(op.reshape(x, (6, 6))), emit(op.reshape(w, (6, 5))))
+
+    changed(module(body, half(x=(2, 3, 6), w=(2, 3, 5))), SinkReshapes())
+
+
 # Norms
 
 
@@ -197,6 +204,20 @@ def test_what_depends_on_symbols_or_is_large_stays() -> None:
     assert "zeros" in operators(FoldConstants()(module(large, half(x=(8,)))))
 
 
+def test_each_call_makes_what_its_caller_gets() -> None:
+    made = FoldConstants()(module(lambda _emit, _x: op.arange(0, 3, 1, "int64"), half(x=(3,))))
+    assert operators(made) == ["arange"]
+
+
+def test_numbers_with_symbols_are_no_constants() -> None:
+    def body(emit: Callable[..., relax.Var], x: relax.Expr) -> relax.Expr:
+        rows = x.ty.shape[0]
+        return op.add(emit(op.arange(rows + 1, rows + 11, 1, "float16")), relax.const(1, "float16"))
+
+    mod = module(body, half(x=("rows",)))
+    assert operators(FoldConstants()(mod)) == operators(mod)
+
+
 # Weights that are prepared
 
 
@@ -221,6 +242,36 @@ def test_projections_of_one_input_are_one_product() -> None:
 def test_projections_by_what_is_no_weight_or_of_other_inputs_stay() -> None:
     every_one = module(projected, PROJECTIONS, inputs=6)
     assert operators(MergeProducts()(every_one)).count("matmul") == 3
+
+
+def test_a_projection_whose_weights_are_prepared_later_stays() -> None:
+    def body(emit: Callable[..., relax.Var], x: relax.Expr, k: relax.Expr, q: relax.Expr) -> relax.Expr:
+        keys = emit(op.reshape(emit(op.matmul(x, emit(op.permute_dims(k)))), (2, 3, 2, 4)))
+        queries = emit(op.multiply(emit(op.matmul(x, emit(op.permute_dims(q)))), relax.const(0.5, "float16")))
+        return op.add(keys, emit(op.reshape(queries, (2, 3, 2, 4))))
+
+    mod = changed(module(body, half(x=(2, 3, 8), k=(8, 8), q=(8, 8))), FoldScales())
+    changed(mod, MergeProducts())
+
+
+def test_a_bias_of_one_element_is_added_behind_the_product() -> None:
+    def body(emit: Callable[..., relax.Var], x: relax.Expr, q: relax.Expr, k: relax.Expr, b: relax.Expr) -> relax.Expr:
+        queries = emit(op.add(emit(op.matmul(x, emit(op.permute_dims(q)))), b))
+        keys = emit(op.matmul(x, emit(op.permute_dims(k))))
+        return op.add(*(emit(op.reshape(each, (2, 3, 2, 4))) for each in (queries, keys)))
+
+    changed(module(body, half(x=(2, 3, 8), q=(8, 8), k=(8, 8), b=(1,))), MergeProducts())
+
+
+@pytest.mark.parametrize("by", [FoldScales(), MergeProducts()], ids=["scales", "merging"])
+def test_products_of_a_wider_dtype_stay_so(by: Pass) -> None:
+    def body(emit: Callable[..., relax.Var], x: relax.Expr, q: relax.Expr, k: relax.Expr) -> relax.Expr:
+        products = [emit(op.matmul(x, emit(op.permute_dims(each)), out_dtype="float32")) for each in (q, k)]
+        scaled = emit(op.multiply(products[0], relax.const(0.5, "float32")))
+        return op.concat([emit(op.reshape(each, (2, 3, 2, 4))) for each in (scaled, *products)], axis=0)
+
+    mod = module(body, half(x=(2, 3, 8), q=(8, 8), k=(8, 8)))
+    assert operators(changed(mod, by)) == operators(mod)
 
 
 def test_projections_that_are_finished_otherwise_stay() -> None:
