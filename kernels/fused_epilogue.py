@@ -44,7 +44,8 @@ class Epilogue:
 
     Raises
     ------
-    IllegalWorkload : on construction, for an unknown activation or bias dtype, or a factor that is no finite number.
+    IllegalWorkload : on construction, for an unknown activation or bias dtype, a factor that is no finite number, and
+        ``rectified`` without ``residual``.
     """
 
     alpha: float = 1.0
@@ -65,7 +66,11 @@ class Epilogue:
         if not math.isfinite(self.alpha):
             raise IllegalWorkload("alpha is no finite number", value=self.alpha, remedy="give a finite factor")
         if self.rectified and not self.residual:
-            raise IllegalWorkload("sums with a residual are rectified", value="no residual", remedy='activation="relu"')
+            raise IllegalWorkload(
+                "only sums with a residual are rectified behind it",
+                value="no residual",
+                remedy='take activation="relu"',
+            )
 
     @property
     def is_nothing(self) -> bool:
