@@ -155,7 +155,7 @@ class Attention:
 
     @property
     def softmax_scale(self) -> float:
-        """What the softmax multiplies scores by: a mask is added to scores that are scaled already."""
+        """Return the factor of scores in the softmax: 1 with a mask that is added, to scores scaled before."""
         return 1.0 if self.mask and self.mask.is_added else self.scale
 
     def place(self, name: str, one: Expr, head: Expr) -> tuple[Expr, Expr]:

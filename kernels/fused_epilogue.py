@@ -79,7 +79,7 @@ class Epilogue:
 
     @property
     def pointers(self) -> dict[str, bool]:
-        """Which of a kernel's parameters are used, by name."""
+        """Tell, by name, which of a kernel's parameters are used."""
         second = isinstance(self, Written) and bool(self.second)
         return {"bias_ptr": bool(self.bias), "second_ptr": second, "residual_ptr": self.residual}
 

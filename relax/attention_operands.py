@@ -186,7 +186,7 @@ def _named(source: relax.Expr, extents: Mapping[tirx.Var, ir.Expr]) -> list[ir.E
 
 @dataclass(frozen=True)
 class Masking:
-    """What keeps queries from seeing keys, or is added to scores: causal from the first or last query, an operand."""
+    """Describe masks and biases of scores: causal from the first or last query, an operand, or both."""
 
     causal: frozenset[str] = frozenset()
     operand: MaskOperand | None = None

@@ -84,7 +84,7 @@ def target_of(major: int, minor: int) -> Target:
 
 
 def build(mod: tvm.IRModule, target: Target, *, cuda_graphs: bool = False) -> relax.VMExecutable:
-    """Compile a Relax module by the pipeline, what depends on ``main``'s weights alone as a function of its own.
+    """Compile a Relax module by the pipeline, what depends on ``main``'s weights alone as a separate function.
 
     Weights are the parameters of ``main`` behind its first ``num_input``, an attribute that importers set.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import tvm
 from tvm import ir, relax
 
@@ -17,6 +19,16 @@ def number(operand: relax.Expr) -> float | None:
 def is_call(call: relax.Expr | None, name: str) -> bool:
     """Tell if an expression calls the operator ``relax.name``."""
     return isinstance(call, relax.Call) and call.op == ir.Op.get(f"relax.{name}")
+
+
+def rewrite_functions(
+    mod: ir.IRModule, rewriter: relax.PyExprMutator, rewrite: Callable[[relax.Function], relax.Function]
+) -> ir.IRModule:
+    """Return a module whose Relax functions ``rewrite``, a method of a mutator, has changed, without unused values."""
+    for name, function in mod.functions_items():
+        if isinstance(function, relax.Function):
+            rewriter.builder_.update_func(name, relax.analysis.remove_all_unused(rewrite(function)))
+    return rewriter.builder_.get()
 
 
 def of_weights(function: relax.Function) -> set[relax.Var]:

@@ -2,7 +2,7 @@
 
 A function of a Relax module that is a product of 16-bit matrices, its sums finished each by itself or with an element
 or two for its column (bias, scale, activation), maybe with a residual added, gets launches of the kernels of steps 12
-and 13 beside the bodies that :class:`relax.rules.contraction.Contraction` makes, each for a range of rows::
+and 13 next to the bodies that :class:`relax.rules.contraction.Contraction` makes, each for a range of rows::
 
     if m <= 16: as Contraction                       # few rows: the weights stream past
     elif m <= 256: step 12, tiles of 64 x 192        # tensor maps of the rows at hand, a block for each tile
@@ -123,7 +123,7 @@ class PlainProduct:
 
     @property
     def epilogue(self) -> Finish:
-        """What becomes of the sums, with the residual."""
+        """Return the epilogue of the sums, with the residual."""
         return replace(self.finish, residual=self.residual is not None, rectified=self.rectified)
 
     def problem(self, rows: int) -> Matmul:

@@ -18,7 +18,7 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Size:
-    """How much of a model is built, and for which inputs; ``layers`` None leaves the model its own depth."""
+    """Set the size of a model and of its inputs; with ``layers`` None it has its usual depth."""
 
     name: str
     narrow: bool

@@ -7,6 +7,7 @@ import tvm_ffi
 from tvm import ir, relax, tirx
 from tvm.ir.transform import PassContext
 
+from tensorir_ladder.relax.graphs import rewrite_functions
 from tensorir_ladder.schedules.isa import PTX_TYPES
 
 CONVOLUTIONS = tuple(f"relax.nn.conv{rank}d" for rank in (1, 2, 3))
@@ -36,10 +37,7 @@ class FoldBatchNorms:
     def transform_module(self, mod: ir.IRModule, _context: PassContext) -> ir.IRModule:
         """Rewrite each Relax function of a module."""
         rewriter = _Folded(mod)
-        for name, function in mod.functions_items():
-            if isinstance(function, relax.Function):
-                rewriter.builder_.update_func(name, rewriter.rewritten(function))
-        return rewriter.builder_.get()
+        return rewrite_functions(mod, rewriter, rewriter.rewritten)
 
 
 @relax.expr_functor.mutator

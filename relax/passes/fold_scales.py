@@ -6,7 +6,7 @@ import tvm
 from tvm import ir, relax
 from tvm.ir.transform import PassContext
 
-from tensorir_ladder.relax.graphs import is_call, number, of_weights
+from tensorir_ladder.relax.graphs import is_call, number, of_weights, rewrite_functions
 from tensorir_ladder.schedules.isa import PTX_TYPES
 
 WIDE = "float32"
@@ -32,11 +32,7 @@ class FoldScales:
     def transform_module(self, mod: ir.IRModule, _context: PassContext) -> ir.IRModule:
         """Rewrite each Relax function of a module."""
         rewriter = _Folded(mod)
-        for name, function in mod.functions_items():
-            if isinstance(function, relax.Function):
-                changed = relax.analysis.remove_all_unused(rewriter.rewritten(function))
-                rewriter.builder_.update_func(name, changed)
-        return rewriter.builder_.get()
+        return rewrite_functions(mod, rewriter, rewriter.rewritten)
 
 
 @relax.expr_functor.mutator

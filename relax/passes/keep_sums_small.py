@@ -9,6 +9,7 @@ import tvm_ffi
 from tvm import ir, relax
 from tvm.ir.transform import PassContext
 
+from tensorir_ladder.relax.graphs import rewrite_functions
 from tensorir_ladder.schedules.inspection import is_constant
 
 INJECTIVE, SUM = 2, 4  # include/tvm/relax/op_attr_types.h: kInjective, which FuseOps puts behind no sum
@@ -31,10 +32,7 @@ class KeepSumsSmall:
     def transform_module(self, mod: ir.IRModule, _context: PassContext) -> ir.IRModule:
         """Rewrite each Relax function of a module whose functions in TIR have their pattern."""
         rewriter = _Apart(mod)
-        for name, function in mod.functions_items():
-            if isinstance(function, relax.Function):
-                rewriter.builder_.update_func(name, rewriter.rewritten(function))
-        return rewriter.builder_.get()
+        return rewrite_functions(mod, rewriter, rewriter.rewritten)
 
 
 @relax.expr_functor.mutator

@@ -53,7 +53,7 @@ class _Layer:
 
     @property
     def prepared(self) -> list[relax.Expr]:
-        """What it is made of besides the input."""
+        """List its weights and its bias."""
         return [self.weight] if self.bias is None else [self.weight, self.bias]
 
     @property

@@ -6,7 +6,7 @@ import tvm
 from tvm import ir, relax
 from tvm.ir.transform import PassContext
 
-from tensorir_ladder.relax.graphs import is_call
+from tensorir_ladder.relax.graphs import is_call, rewrite_functions
 from tensorir_ladder.schedules.inspection import is_constant
 
 
@@ -28,10 +28,7 @@ class PatchesAsProducts:
     def transform_module(self, mod: ir.IRModule, _context: PassContext) -> ir.IRModule:
         """Rewrite each Relax function of a module."""
         rewriter = _Products(mod)
-        for name, function in mod.functions_items():
-            if isinstance(function, relax.Function):
-                rewriter.builder_.update_func(name, rewriter.visit_expr(function))
-        return rewriter.builder_.get()
+        return rewrite_functions(mod, rewriter, rewriter.visit_expr)
 
 
 @relax.expr_functor.mutator

@@ -9,6 +9,7 @@ import tvm
 from tvm import ir, relax, te, tirx
 from tvm.ir.transform import PassContext
 
+from tensorir_ladder.relax.graphs import rewrite_functions
 from tensorir_ladder.schedules.inspection import is_one
 
 
@@ -28,11 +29,7 @@ class ReadTransposed:
     def transform_module(self, mod: ir.IRModule, _context: PassContext) -> ir.IRModule:
         """Rewrite each Relax function of a module."""
         rewriter = _Untransposed(mod)
-        for name, function in mod.functions_items():
-            if isinstance(function, relax.Function):
-                changed = relax.analysis.remove_all_unused(rewriter.visit_expr(function))
-                rewriter.builder_.update_func(name, changed)
-        return rewriter.builder_.get()
+        return rewrite_functions(mod, rewriter, rewriter.visit_expr)
 
 
 @relax.expr_functor.mutator

@@ -6,7 +6,7 @@ import tvm
 from tvm import ir, relax
 from tvm.ir.transform import PassContext
 
-from tensorir_ladder.relax.graphs import is_call, number
+from tensorir_ladder.relax.graphs import is_call, number, rewrite_functions
 from tensorir_ladder.relax.rules import same_number
 
 UNARY = ("nn.gelu", "nn.gelu_tanh", "nn.silu", "nn.relu", "sigmoid", "tanh", "erf", "exp", "negative", "sqrt", "astype")
@@ -30,11 +30,7 @@ class SinkReshapes:
     def transform_module(self, mod: ir.IRModule, _context: PassContext) -> ir.IRModule:
         """Rewrite each Relax function of a module."""
         rewriter = _Sinks(mod)
-        for name, function in mod.functions_items():
-            if isinstance(function, relax.Function):
-                changed = relax.analysis.remove_all_unused(rewriter.visit_expr(function))
-                rewriter.builder_.update_func(name, changed)
-        return relax.transform.CanonicalizeBindings()(rewriter.builder_.get())
+        return relax.transform.CanonicalizeBindings()(rewrite_functions(mod, rewriter, rewriter.visit_expr))
 
 
 @relax.expr_functor.mutator
