@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 from tensorir_ladder.emulator.compiler import require_host_compiler
@@ -63,9 +64,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-autotune", action="store_true", help="of --torch: beside torch.compile's max-autotune, too"
     )
+    text = "of --torch: beside torch with each backend of its scaled_dot_product_attention alone, too"
+    parser.add_argument("--sdpa", action="store_true", help=text)
     of_a_range = "a range names the usual ones in it"
-    parser.add_argument("--seq", help=f"tokens of llama-layer and mlp: 1,512 | 1-8192, {of_a_range} (usual ones)")
-    parser.add_argument("--batch", help=f"batches of vit-block, resnet50 and resnet50-convs ({_usual('batch')})")
+    parser.add_argument(
+        "--seq", help=f"tokens of llama-layer, mlp and our PyTorch models: 1,512 | 1-8192, {of_a_range} (usual ones)"
+    )
+    parser.add_argument(
+        "--batch", help=f"batches of vit-block, resnet50, resnet50-convs and our PyTorch models ({_usual('batch')})"
+    )
     parser.add_argument("--rows", help=f"rows of llama-linears and functions ({_usual('rows')})")
     what = "; ".join(f"{each.name}: {each.what}" for each in RULES.values())
     parser.add_argument("--rules", default=",".join(RULES), help=f"sets of schedule rules: a list (all). {what}")
@@ -109,12 +116,21 @@ def _measure_torch(names: Sequence[str], rules: Sequence[str], options: argparse
     session = open_session(options, command)
     from tensorir_ladder.harness.whole_models import torch_models, torch_race  # which need torch
 
+    if options.rows or any(":" in name and (options.seq or options.batch) for name in names):
+        raise UsageError("--seq and --batch are of our PyTorch models, --rows of none; a FILE.py:FUNCTION has its own")
+    usual = torch_models.REAL
+    sizes = [
+        replace(usual, tokens=tokens, batch=batch)
+        for tokens in numbers(options.seq or str(usual.tokens), "--seq")
+        for batch in numbers(options.batch or str(usual.batch), "--batch")
+    ]
     beside = [*rules, *([] if options.no_torch_compile else [torch_race.COMPILED])]
     beside += [torch_race.TUNED] if options.max_autotune else []
+    beside += torch_race.SDPA if options.sdpa else []
     records = []
-    for text in names:
+    for text, size in product(names, sizes):
         try:
-            name, made = torch_models.load(text)
+            name, made = torch_models.load(text, size)
         except (ValueError, OSError) as error:
             raise UsageError(f"--torch {text!r}: {error}") from error
         say(f"{name}: made; forms are built")

@@ -362,6 +362,46 @@ def mixer_b16(size: Size) -> Made:
     return network(inner, size)
 
 
+class Attention(nn.Module):
+    """Attention alone as models have it: heads lie beside each other in a token's row, of inputs and of the output."""
+
+    def __init__(self, heads: int, causal: bool) -> None:
+        super().__init__()
+        self.heads, self.causal = heads, causal
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Attend from ``query`` [batch, tokens, heads, head] to ``key`` and ``value``, whose heads may be fewer."""
+        grouped = key.shape[2] != self.heads
+        heads = [each.transpose(1, 2) for each in (query, key, value)]
+        found = nn.functional.scaled_dot_product_attention(
+            *heads, attn_mask=seen, is_causal=self.causal, enable_gqa=grouped
+        )
+        return found.transpose(1, 2).flatten(2)
+
+
+def attention(kind: str, head: int) -> Callable[[Size], Made]:
+    """Attention of 16 heads and some 4096 tokens in all; ``grouped``: causal, of 4 heads of keys and values."""
+
+    def of_size(size: Size) -> Made:
+        batch, heads = (2, 4) if size.narrow else (max(1, 4096 // size.tokens), 16)
+        own = heads // 4 if kind == "grouped" else heads
+        inputs = [torch.randn(batch, size.tokens, count, head) for count in (heads, own, own)]
+        if kind == "padded":
+            seen = torch.ones(batch, 1, 1, size.tokens, dtype=torch.bool)
+            seen[..., size.tokens - size.tokens // 4 :] = False
+            inputs.append(seen)
+        return Made(Attention(heads, kind in ("causal", "grouped")), inputs)
+
+    return of_size
+
+
+for _kind in ("plain", "causal", "padded", "grouped"):
+    for _head in (64, 96, 128):
+        MODELS[f"attention_{_kind}_{_head}"] = attention(_kind, _head)
+
+
 def halved(made: Made) -> Made:
     """Return a model and its inputs in float16."""
 
@@ -378,8 +418,8 @@ def make(name: str, size: Size) -> Made:
     return halved(MODELS[name](size))
 
 
-def load(text: str) -> tuple[str, Made]:
-    """Return a model's name and the model: one of MODELS in float16 at its real size, or ``FILE.py:FUNCTION``.
+def load(text: str, size: Size = REAL) -> tuple[str, Made]:
+    """Return a model's name and the model: one of MODELS in float16 at a size, or ``FILE.py:FUNCTION``.
 
     Such a function returns a module, which gives one tensor, and its inputs, a tuple of tensors, in their own dtypes.
 
@@ -392,7 +432,7 @@ def load(text: str) -> tuple[str, Made]:
     if not path:
         if text not in MODELS:
             raise ValueError(f"no model of ours; name one of {', '.join(MODELS)}, or FILE.py:FUNCTION")
-        return text, make(text, REAL)
+        return text, make(text, size)
     if not Path(path).is_file():
         raise FileNotFoundError(f"no file {path}")
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)

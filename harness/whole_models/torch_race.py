@@ -43,6 +43,10 @@ from tensorir_ladder.relax.rules.rule import BY
 
 OURS, STOCK, DLIGHT = "ladder", "stock", "dlight-sm90"
 EAGER, COMPILED, TUNED = "torch", "torch.compile", "torch.compile, max-autotune-no-cudagraphs"
+SDPA = {  # of torch with one backend of its attention, where it takes a model's
+    f"torch, {backend.lower().replace('_', ' ')}": backend
+    for backend in ("FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION")
+}
 WALL = ", wall"  # behind a contender's name: the time that its caller waits
 FACTOR = 2  # of the errors that torch makes in the model's dtype, both against float32
 ROUNDS, CALLS, WARMUPS = 20, 5, 3
@@ -73,6 +77,7 @@ def contestants(made: Made, beside: Sequence[str]) -> list[Contestant]:
         found.append(_of_torch(COMPILED, lambda: torch.compile(module), inputs))
     if TUNED in beside:
         found.append(_of_torch(TUNED, lambda: torch.compile(module, mode="max-autotune-no-cudagraphs"), inputs))
+    found += [_of_torch(name, lambda: module, inputs, backend) for name, backend in SDPA.items() if name in beside]
     rules: dict[str, str] = {}
 
     def ours() -> relax.VMExecutable:
@@ -106,10 +111,18 @@ def _made(name: str, make: Callable[[], Callable[[], Any]]) -> Contestant:
     return Contestant(name, call, time.monotonic() - begun)
 
 
-def _of_torch(name: str, form: Callable[[], Any], inputs: Sequence[torch.Tensor]) -> Contestant:
+def _of_torch(name: str, form: Callable[[], Any], inputs: Sequence[torch.Tensor], attention: str = "") -> Contestant:
     def make() -> Callable[[], Any]:
         module = form()
-        return lambda: module(*inputs)
+        if not attention:
+            return lambda: module(*inputs)
+        backend = getattr(torch.nn.attention.SDPBackend, attention)
+
+        def call() -> Any:
+            with torch.nn.attention.sdpa_kernel(backend):
+                return module(*inputs)
+
+        return call
 
     return _made(name, make)
 
