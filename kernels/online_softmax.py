@@ -7,6 +7,8 @@ Source: Milakov and Gimelshein, "Online normalizer calculation for softmax" (arX
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import reduce
 
 from tvm import tirx
 from tvm.ir import Expr
@@ -40,16 +42,18 @@ class OnlineSoftmax:
 
     ``scores`` are a warpgroup's accumulators (:func:`schedules.isa.wgmma_element`) of one tile after the other;
     ``scale`` is above 0. The first tile must have a score in each row that is not left out, unless rows
-    ``may_be_empty``: sums of a row without scores are zeros.
+    ``may_be_empty``: sums of a row without scores are zeros. A row's largest score and its sum are found by so many
+    ``chains`` of operations side by side, in each of which an operation waits for the one before.
     """
 
-    def __init__(self, scores: Buffer, scale: float, may_be_empty: bool = False) -> None:
-        self.scores, self.may_be_empty = scores, may_be_empty
+    def __init__(self, scores: Buffer, scale: float, may_be_empty: bool = False, chains: int = 1) -> None:
+        self.scores, self.may_be_empty, self.count = scores, may_be_empty, chains
         self.scale = T.float32(scale * math.log2(math.e))  # powers of 2 are what the hardware computes
         self.most = T.alloc_local((HALVES,), "float32")
         self.total = T.alloc_local((HALVES,), "float32")
         self.factor = T.alloc_local((HALVES,), "float32")
         self.base = T.alloc_local((HALVES,), "float32")
+        self.chains = T.alloc_local((chains,), "float32")
 
     def leave_out(self, bounds: tuple[Expr, Expr], lane: Expr) -> None:
         """Emit the removal of scores from a tile whose column is not below its row's bound."""
@@ -66,14 +70,13 @@ class OnlineSoftmax:
         for half in range(HALVES):
             self._find_most(half, first)
         for half in range(HALVES):
-            if first:
-                T.buffer_store(self.total, T.float32(0), [half])
-            else:
-                T.buffer_store(self.total, self.total[half] * self.factor[half], [half])
-            for register in self._registers(half):
+            for number, register in enumerate(self._registers(half)):
                 weight = T.exp2(self.scores[register] * self.scale - self.base[half])
                 T.buffer_store(self.scores, weight, [register])
-                T.buffer_store(self.total, self.total[half] + self.scores[register], [half])
+                chain, so_far = number % self.count, self.scores[register]
+                T.buffer_store(self.chains, so_far if number < self.count else self.chains[chain] + so_far, [chain])
+            found = self._joined(lambda one, other: one + other)
+            T.buffer_store(self.total, found if first else self.total[half] * self.factor[half] + found, [half])
 
     def scale_down(self, sums: Buffer) -> None:
         """Emit the multiplication of sums of weights so far, in the same rows, by the last tile's factor."""
@@ -94,10 +97,10 @@ class OnlineSoftmax:
     def _find_most(self, half: int, first: bool) -> None:
         """Emit a row's largest score so far, and from it the factor."""
         most = self.base  # a register that is free until then
-        registers = self._registers(half)
-        T.buffer_store(most, self.scores[registers[0]], [half])
-        for register in registers[1:]:
-            T.buffer_store(most, tirx.max(most[half], self.scores[register]), [half])
+        for number, register in enumerate(self._registers(half)):
+            chain, score = number % self.count, self.scores[register]
+            T.buffer_store(self.chains, score if number < self.count else tirx.max(self.chains[chain], score), [chain])
+        T.buffer_store(most, self._joined(tirx.max), [half])
         for flip in NEIGHBOURS:
             T.buffer_store(most, tirx.max(most[half], self._flipped(most[half], flip)), [half])
         if self.may_be_empty:
@@ -109,6 +112,10 @@ class OnlineSoftmax:
             T.buffer_store(self.factor, T.float32(1), [half])
         T.buffer_store(self.most, most[half], [half])
         T.buffer_store(self.base, self.most[half] * self.scale, [half])
+
+    def _joined(self, operation: Callable[[Expr, Expr], Expr]) -> Expr:
+        """Return what a row's chains come to together."""
+        return reduce(operation, (self.chains[chain] for chain in range(self.count)))
 
     def _flipped(self, value: Expr, flip: int) -> Expr:
         """Return the value of the lane whose number differs in the bits of ``flip``."""

@@ -168,10 +168,10 @@ class AttentionMatch:
 
     def form(self, multiprocessors: int) -> AttentionForm:
         """Choose the kernel's form by what is known before run time."""
-        batch, queries, keys = (int(extent) if is_constant(extent) else None for extent in self.extents)
+        batch, queries, _ = (int(extent) if is_constant(extent) else None for extent in self.extents)
         heads, head = (int(self.q.extents[axis]) for axis in (HEADS, HEAD))
         many = None if batch is None else batch * heads
-        return form_for(head, multiprocessors, many, queries, keys, self.mask.kind if self.mask else None)
+        return form_for(head, multiprocessors, many, queries, self.causal, self.mask.kind if self.mask else None)
 
     def lowered(self, code: DeviceCode, form: AttentionForm) -> tirx.PrimFunc:
         """Return the function of queries, keys, values and results, in their layouts, that launches the kernel."""
@@ -194,7 +194,8 @@ class AttentionMatch:
         matrices["O"] = tirx.decl_buffer(result.shape, problem.dtype, "O")
         mapped = {name: one.mapped(given) for name, one in operands.items()} | {"O": result.mapped}
         blocks = tirx.floordiv(queries + (tile.rows - 1), tile.rows) * problem.heads * batch
-        body = launch(code.plan, matrices, mapped, numbers, code.plan.grid[0] if self.known else blocks)
+        most = code.plan.grid[0]
+        body = launch(code.plan, matrices, mapped, numbers, most if self.known else tirx.min(blocks, most))
         written = [extent for extent in (batch, queries) if not is_constant(extent)]
         made = unless_empty(tirx.PrimFunc([*matrices.values()], body), written)
         if not is_constant(keys) and not keys.same_as(queries):
@@ -203,7 +204,7 @@ class AttentionMatch:
             check = tirx.AssertStmt(some, ir.StringImm("ValueError"), [ir.StringImm(said)])
             made = made.with_body(tirx.SeqStmt([check, made.body]))
         how = f"TMA, {tile.rows} queries, {tile.keys} keys, {form.stages} stages"
-        how += ", in turns" * form.in_turns + ", causal" * problem.causal
+        how += ", causal" * problem.causal
         how += f", {self.mask.kind}" if self.mask else ""
         made = made.with_attr(SCHEDULED, True).with_attr("tirx.noalias", True).with_attr(HOW, how)
         return with_kernels(closed(made, NAME, numbers_elements=False), code.device)
@@ -510,7 +511,13 @@ class _Kernels:
         made_of = problem, form, known
         if made_of not in self.codes:
             digest = hashlib.sha256(repr(made_of).encode()).hexdigest()[:DIGITS]
-            kernel = attention(problem, form.tile, form.stages, any_rows=not known, in_turns=form.in_turns)
+            kernel = attention(
+                problem,
+                form.tile,
+                form.stages,
+                workers=self.multiprocessors,
+                any_rows=not known,
+            )
             self.codes[made_of] = device_code(kernel, f"{NAME}_{problem.heads}x{problem.head}_{digest}", self.target)
         return self.codes[made_of]
 

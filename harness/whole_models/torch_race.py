@@ -1,8 +1,9 @@
 """Check and time a PyTorch model as it comes: by the pipeline, torch, torch.compile and TVM's own rules, interleaved.
 
 GPU time is that of the model's kernels with their launches queued behind a kernel that waits, so that the host's part
-is hidden; wall time is from the call until the GPU is done. The model's weights and inputs lie where calls before left
-them: a model that fits the L2 finds it warm, as in use.
+is hidden; of a call that waits for results of its own, or has more launches than the queue, it is the sum of its
+kernels by a profile, without what lies between them. Wall time is from the call until the GPU is done. The model's
+weights and inputs lie where calls before left them: a model that fits the L2 finds it warm, as in use.
 """
 
 from __future__ import annotations
@@ -183,6 +184,7 @@ def race(found: Sequence[Contestant], rounds: int = ROUNDS) -> dict[str, tuple[T
     able = [each for each in found if each.call is not None]
     gpu: dict[str, list[float]] = {each.name: [] for each in able}
     wall: dict[str, list[float]] = {each.name: [] for each in able}
+    profiled: set[str] = set()
     with torch.no_grad():
         hosts = {each.name: _host_seconds(each.call) for each in able}
         for number in range(rounds):
@@ -193,7 +195,10 @@ def race(found: Sequence[Contestant], rounds: int = ROUNDS) -> dict[str, tuple[T
                 each.call()
                 torch.cuda.synchronize()
                 wall[each.name].append((time.perf_counter() - begun) * 1e3)
-                gpu[each.name].append(_queued_ms(each.call, hosts[each.name]))
+                queued = None if each.name in profiled else _queued_ms(each.call, hosts[each.name])
+                if queued is None:
+                    profiled.add(each.name)
+                gpu[each.name].append(_profiled_ms(each.call) if queued is None else queued)
     return {name: (Timing(name, tuple(gpu[name])), Timing(name + WALL, tuple(wall[name]))) for name in gpu}
 
 
@@ -211,11 +216,10 @@ def _host_seconds(call: Callable[[], Any]) -> float:
     return statistics.median(taken)
 
 
-def _queued_ms(call: Callable[[], Any], host_s: float) -> float:
-    """Return the GPU's time for a call whose launches were all queued before the first ran.
+def _queued_ms(call: Callable[[], Any], host_s: float) -> float | None:
+    """Return the GPU's time for a call whose launches were all queued before the first ran; None where they cannot be.
 
-    The kernel in front waits longer until they were, or until that is ATTEMPTS times so: of more than about a thousand
-    launches the queue holds no more.
+    The kernel in front waits longer until they were, or until that is ATTEMPTS times so.
     """
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     for attempt in range(ATTEMPTS):
@@ -226,20 +230,30 @@ def _queued_ms(call: Callable[[], Any], host_s: float) -> float:
         end.record()
         torch.cuda.synchronize()
         if queued:
-            break
-    return begin.elapsed_time(end)
+            return begin.elapsed_time(end)
+    return None
+
+
+def _profiled_ms(call: Callable[[], Any]) -> float:
+    """Return the sum of the times of a call's kernels."""
+    return sum(milliseconds for _, milliseconds in _kernels_of(call, 1))
+
+
+def _kernels_of(call: Callable[[], Any], calls: int) -> list[tuple[str, float]]:
+    """List the kernels of some calls by name, each with its milliseconds, from a profile."""
+    with torch.no_grad(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(calls):
+            call()
+        torch.cuda.synchronize()
+    on_gpu = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    return [(event.name, event.device_time / 1e3) for event in on_gpu if event.device_time > 0]
 
 
 def functions_of(ours: Contestant) -> tuple[FunctionTimed, ...]:
     """Return each function's calls and the mean time of one, from a profile of some calls."""
-    with torch.no_grad(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        for _ in range(CALLS):
-            ours.call()
-        torch.cuda.synchronize()
     times: dict[str, list[float]] = {}
-    for event in profile.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA and event.device_time > 0:
-            times.setdefault(OF_KERNEL.sub("", event.name), []).append(event.device_time / 1e3)
+    for kernel, milliseconds in _kernels_of(ours.call, CALLS):
+        times.setdefault(OF_KERNEL.sub("", kernel), []).append(milliseconds)
     found = []
     for name, own in times.items():
         rule = ours.rules.get(name) or name.partition("_")[0]  # explicit kernels are named by what they are
@@ -270,7 +284,7 @@ def timed(session: Session, name: str, made: Made, found: Sequence[Contestant]) 
         operand_sets=1,
         data="as the model's function makes weights and inputs",
         cache="as the call before left it",
-        launch="queued behind a kernel that waits, device events around it",
+        launch="queued behind a kernel that waits, device events around it; else a profile's sum of kernels",
         warmup_ms=0.0,
     )
     rounds = Rounds(tuple(pair[0] for pair in times.values()), method, before, after)

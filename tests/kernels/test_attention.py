@@ -9,12 +9,8 @@ import pytest
 from tvm.target import Target
 
 from tensorir_ladder.kernels.attention import (
-    FEW_BLOCKS,
-    LONG,
-    LONG_TOKENS,
-    USUAL,
+    FORMS,
     Attention,
-    AttentionForm,
     AttentionTile,
     attention,
     form_for,
@@ -57,44 +53,38 @@ def test_what_attention_does_not_take_is_named(changed: dict[str, Any], said: st
 )
 def test_every_limit_of_a_tile_is_named(tile: AttentionTile, stages: int, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
-        attention(replace(SMALL, head=128), tile, stages)
+        attention(replace(SMALL, head=128), tile, stages, workers=132)
 
 
 ON = 132  # multiprocessors
 
 
 @pytest.mark.parametrize(
-    ("head", "many", "queries", "keys", "form"),
+    ("head", "many", "queries", "causal", "rows"),
     [
-        (128, 32, 8192, 8192, USUAL[128]),
-        (128, 32, 512, 512, USUAL[128]),
-        (128, 32, 256, 512, FEW_BLOCKS[128]),  # 64 blocks of 128 queries: 128 of 64
-        (128, 33, 256, 512, FEW_BLOCKS[128]),
-        (128, 34, 256, 512, USUAL[128]),
-        (128, 32, 1, 9000, FEW_BLOCKS[128]),
-        (64, 1024, 197, 197, USUAL[64]),
-        (64, 64, 4096, 4096, LONG[64]),
-        (64, 64, 4096, LONG_TOKENS - 1, USUAL[64]),
-        (64, 64, LONG_TOKENS - 1, 4096, USUAL[64]),
-        (64, 64, LONG_TOKENS, LONG_TOKENS, LONG[64]),
-        (64, 12, LONG_TOKENS, 4096, LONG[64]),  # 11 blocks of 192 queries for each head: 132
-        (64, 11, LONG_TOKENS, 4096, LONG[64]),  # one wave of 121 blocks, not two of 176
-        (64, 4, LONG_TOKENS, 4096, FEW_BLOCKS[64]),
-        (64, None, 4096, 4096, USUAL[64]),
-        (64, 64, None, 4096, USUAL[64]),
-        (64, 64, 4096, None, USUAL[64]),
-        (64, 4, 20, None, FEW_BLOCKS[64]),
-        (128, None, 1, 1, USUAL[128]),
-        (128, 1, None, None, USUAL[128]),
+        (128, 32, 8192, False, 128),
+        (128, 32, 8192, True, 128),
+        (128, 32, 256, False, 64),  # 64 tiles of 128 queries: 128 of 64
+        (128, 33, 256, True, 64),
+        (128, 34, 256, False, 128),
+        (128, 32, 1, False, 64),
+        (64, 12, 1500, False, 192),  # one round of 96 tiles, not two of 144
+        (64, 12, 1500, True, 128),  # whose work is shared out evenly
+        (128, 12, 1500, False, 192),
+        (64, 1024, 197, False, 128),
+        (64, None, 4096, False, 128),
+        (64, 64, None, False, 128),
+        (64, 4, 20, False, 64),
+        (128, None, 1, False, 128),
     ],
 )
 def test_the_form_is_chosen_by_what_is_known(
-    head: int, many: int | None, queries: int | None, keys: int | None, form: AttentionForm
+    head: int, many: int | None, queries: int | None, causal: bool, rows: int
 ) -> None:
-    assert form_for(head, ON, many, queries, keys) == form
+    assert form_for(head, ON, many, queries, causal).tile.rows == rows
 
 
-@pytest.mark.parametrize("forms", [USUAL, FEW_BLOCKS, LONG])
-def test_every_form_fits_its_head(forms: dict[int, AttentionForm]) -> None:
-    for head, form in forms.items():
+@pytest.mark.parametrize("head", FORMS)
+def test_every_form_fits_its_head(head: int) -> None:
+    for form in FORMS[head]:
         form.tile.check(Target({"kind": "cuda", "arch": WGMMA_ARCH}), head, form.stages)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from support.attention_runs import Form, check, compute, drawn, lowered
-from tensorir_ladder.kernels.attention import BY_HEAD, BY_TOKEN, TILE, USUAL, Attention, AttentionTile, form_for
+from tensorir_ladder.kernels.attention import BY_HEAD, BY_TOKEN, FORMS, TILE, Attention, AttentionTile, form_for
 from tensorir_ladder.kernels.attention_mask import AXES, Mask
 from tensorir_ladder.schedules.errors import IllegalWorkload
 
@@ -33,7 +33,7 @@ def test_other_masks_are_named() -> None:
 
 
 def test_a_step_has_fewer_keys_where_a_mask_needs_the_registers() -> None:
-    assert form_for(128, 132, mask=Mask("float16")) == USUAL[128]
+    assert form_for(128, 132, mask=Mask("float16")) == FORMS[128][0]
     assert form_for(128, 132, mask=Mask("float32")).tile == AttentionTile(128, 64)
 
 
@@ -53,7 +53,7 @@ def test_masks_along_each_axis_are_right(dtype: str, along: tuple[str, ...]) -> 
 @pytest.mark.parametrize("along", [("batch",), AXES], ids="-".join)
 @pytest.mark.parametrize("tile", [TILE, AttentionTile(192, 48), AttentionTile(64, 80)], ids=str)
 def test_a_kernel_for_any_tokens_takes_a_mask(tile: AttentionTile, along: tuple[str, ...], dtype: str) -> None:
-    form = Form(replace(SMALL, mask=Mask(dtype, along)), tile, any_rows=True, in_turns=tile == TILE)
+    form = Form(replace(SMALL, mask=Mask(dtype, along)), tile, any_rows=True)
     for seed, (batch, queries, keys) in enumerate([(1, 1, 1), (2, 140, 300), (3, 5, 129)]):
         check(form, replace(form.problem, batch=batch, queries=queries, keys=keys), seed)
 
@@ -63,7 +63,7 @@ def test_a_kernel_for_any_tokens_takes_a_mask(tile: AttentionTile, along: tuple[
 def test_heads_of_128_take_a_mask_in_the_form_that_is_chosen(mask: Mask) -> None:
     form = form_for(128, 132, mask=mask)
     problem = replace(SMALL, head=128, queries=130, keys=290, mask=mask, causal=True)
-    check(Form(problem, form.tile, form.stages, in_turns=form.in_turns))
+    check(Form(problem, form.tile, form.stages))
 
 
 @slow
@@ -128,4 +128,4 @@ def test_heads_of_other_sizes_are_right(head: int, layout: str) -> None:
     problem = replace(SMALL, head=head, queries=130, keys=150, causal=True, **lying)
     for mask in (None, PADDING):
         made = replace(problem, mask=mask, queries=1, keys=1)
-        check(Form(made, form.tile, form.stages, True, form.in_turns), replace(problem, mask=mask))
+        check(Form(made, form.tile, form.stages, True), replace(problem, mask=mask))

@@ -34,13 +34,13 @@ class Form:
     tile: AttentionTile = TILE
     stages: int = 2
     any_rows: bool = False
-    in_turns: bool = False
+    workers: int = 3
 
 
 @cache
 def lowered(form: Form) -> Generated:
     """Make a kernel's text and launch."""
-    made = attention(form.problem, form.tile, form.stages, any_rows=form.any_rows, in_turns=form.in_turns)
+    made = attention(form.problem, form.tile, form.stages, workers=form.workers, any_rows=form.any_rows)
     target = tvm.target.Target({"kind": "cuda", "arch": WGMMA_ARCH})
     return generate(tvm.IRModule({"main": made.with_attr("global_symbol", "main")}), target, "tirx")
 
@@ -65,7 +65,7 @@ def plan_of(form: Form, problem: Attention) -> LaunchPlan:
 
     plan = launch_plan(lowered(form))
     blocks = -(-problem.queries // form.tile.rows) * problem.heads * problem.batch
-    return replace(plan, parameters=tuple(map(filled, plan.parameters)), grid=(blocks, 1, 1))
+    return replace(plan, parameters=tuple(map(filled, plan.parameters)), grid=(min(blocks, form.workers), 1, 1))
 
 
 def drawn(problem: Attention, seed: int, spread: float = 1.0) -> dict[str, np.ndarray]:
