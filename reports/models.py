@@ -1,9 +1,9 @@
-"""The README's tables of whole models and of their layers: our rules beside stock TVM, dlight and torch."""
+"""Tables of whole models, PyTorch's and our own, and of layers: our rules beside stock TVM, dlight and torch."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from tensorir_ladder.harness.records import ModelRecord, RulesTimed
 from tensorir_ladder.reports.cases import grouped
@@ -13,6 +13,9 @@ from tensorir_ladder.reports.templating import Markdown
 OURS, STOCK, DLIGHT = "ladder", "stock", "dlight-sm90"
 TORCH, TURNED, COMPILED, REST, COPY = "torch", "torch, turned", "torch.compile", "torch, rest", "copy"
 LINEAR, CONVOLUTION, FUNCTION = "linear-", "conv-", "function-"
+WALL = ", wall"  # behind a contender's name: the time that its caller waits
+ATTENTION = "attention_"
+BACKENDS = tuple(f"torch, {backend} attention" for backend in ("flash", "cudnn", "efficient"))
 ABOUT = 1.05  # times as many bytes are about as many
 MODELS_NOTE = Markdown(
     "float16, one build for all sizes where the extent is symbolic (not ResNet's). Speed of "
@@ -20,6 +23,16 @@ MODELS_NOTE = Markdown(
     "of the rounds' ratios; small, its 95 % interval (sign test); **bold** where all of it is above 1. Stock: "
     "`tvm.compile` for the target as detected; dlight: for sm_90. Without attention: all but QKᵀ, softmax and PV, "
     "beside torch's model without its attention. Outputs are checked element by element."
+)
+TORCHS_NOTE = Markdown(
+    "PyTorch models in float16, with random weights, as `ladder model --torch NAME` makes them. GPU time, ratio to "
+    "that of torch (eager) and of `torch.compile` in the same rounds; small, its 95 % interval; **bold** where all of "
+    "it is above 1. Wall: what a caller waits for one call. Outputs are within twice the error that torch makes."
+)
+ATTENTION_NOTE = Markdown(
+    "`scaled_dot_product_attention` by itself, 16 heads, some 4096 tokens in all, causal where grouped (4 heads of "
+    "keys and values), padded by a mask of bools: ratio to the fastest of torch's backends (flash, cuDNN, "
+    "memory-efficient)."
 )
 LAYERS_NOTE = Markdown(
     "One layer by itself, one build for any number of rows: ratio to cuBLAS (the faster layout of its weight), "
@@ -34,6 +47,7 @@ def model_tables(records: Sequence[ModelRecord]) -> list[Table]:
     found = []
     for gpu, own in grouped(records, lambda record: record.environment.gpu).items():
         made = (
+            *_torchs(gpu, [record for record in own if record.is_torchs]),
             _models(gpu, _others(own)),
             _linears(gpu, _named(own, LINEAR)),
             _convolutions(gpu, _named(own, CONVOLUTION)),
@@ -53,7 +67,8 @@ def whole_models(records: Sequence[ModelRecord]) -> list[Table]:
 
 def function_tables(records: Sequence[ModelRecord]) -> list[Table]:
     """Make a table for each model and size: its functions, by whom they were scheduled, and their part of a run."""
-    return [_functions(record) for record in records if any(made.functions for made in record.rules)]
+    whole = [record for record in records if not record.model.startswith(ATTENTION)]
+    return [_functions(record) for record in whole if any(made.functions for made in record.rules)]
 
 
 def _functions(record: ModelRecord) -> Table:
@@ -66,11 +81,11 @@ def _functions(record: ModelRecord) -> Table:
             times = f"{function.timing.median_ms:.4f}", f"{function.share_ms / total:.1%}"
             others = (_plain(record.function_ratio(made.name, function, other)) for other in (STOCK, DLIGHT))
             rows.append((made.name, function.name, function.rule, part, str(function.calls), *times, *others))
-    title = f"{record.environment.gpu}, {record.model}, {record.extent} {record.value}"
+    title = f"{record.environment.gpu}, {record.model}, {record.case}"
     note = (
         "Each function called by itself with what the model gives it, its operands not in the L2; ratios to functions "
     )
-    note += "of one name."
+    note = "Each kernel's time in calls of the model, by a profile." if record.is_torchs else f"{note}of one name."
     return Table(title, header, tuple(rows), note, left=4)
 
 
@@ -79,7 +94,43 @@ def _named(records: Iterable[ModelRecord], begin: str) -> list[ModelRecord]:
 
 
 def _others(records: Iterable[ModelRecord]) -> list[ModelRecord]:
-    return [record for record in records if not record.model.startswith((LINEAR, CONVOLUTION, FUNCTION))]
+    parts = (LINEAR, CONVOLUTION, FUNCTION)
+    return [record for record in records if not record.is_torchs and not record.model.startswith(parts)]
+
+
+def _torchs(gpu: str, records: Sequence[ModelRecord]) -> Iterator[Table]:
+    """Yield the tables of PyTorch models, and of attention by itself."""
+    alone = _named(records, ATTENTION)
+    header = ("model", "input", "ms", "torch", "torch.compile", "wall ms", "torch.compile, wall", "attention's share")
+    rows = [
+        (
+            record.model,
+            record.case,
+            _time(record),
+            *(_beside(record, other) for other in (TORCH, COMPILED)),
+            *(_milliseconds(record, other + WALL) for other in (OURS, COMPILED)),
+            _attention(record.of_rules(OURS)),
+        )
+        for record in records
+        if record not in alone
+    ]
+    if rows:
+        yield Table(f"PyTorch models, {gpu}", header, tuple(rows), TORCHS_NOTE, left=2)
+    tokens = sorted({record.shape[1] for record in alone})
+    rows = []
+    for model, own in grouped(alone, lambda record: record.model).items():
+        of = {record.shape[1]: record for record in own}
+        kind, head = model.removeprefix(ATTENTION).rsplit("_", 1)
+        cells = [_ratio(of[count].ratio(OURS, *BACKENDS)) if count in of else NOT_MEASURED for count in tokens]
+        rows.append((kind, head, *cells))
+    if rows:
+        header = ("attention", "head", *(f"{count} tokens" for count in tokens))
+        yield Table(f"Attention, {gpu}", header, tuple(rows), ATTENTION_NOTE)
+
+
+def _milliseconds(record: ModelRecord, name: str) -> str:
+    timing = record.times(name)
+    return f"{timing.median_ms:.3f}" if timing else NOT_MEASURED
 
 
 def _models(gpu: str, records: Sequence[ModelRecord]) -> Table | None:
@@ -95,7 +146,7 @@ def _models(gpu: str, records: Sequence[ModelRecord]) -> Table | None:
     )
     rows = [
         (
-            f"{record.model}, {record.extent} {record.value}",
+            f"{record.model}, {record.case}",
             _time(record),
             *(_beside(record, other) for other in (STOCK, DLIGHT, TORCH, COMPILED)),
             _ratio(record.rest_ratio(OURS, REST)),
@@ -182,7 +233,7 @@ def _beside(record: ModelRecord, other: str) -> str:
 
 def _time(record: ModelRecord) -> str:
     own = record.times(OURS)
-    return f"{own.median_ms:.3f}" if own else _failed(record.of_rules(OURS)) or NOT_MEASURED
+    return _milliseconds(record, OURS) if own else _failed(record.of_rules(OURS)) or NOT_MEASURED
 
 
 def _failed(made: RulesTimed | None) -> str:

@@ -7,6 +7,7 @@ from tensorir_ladder.harness.records.groups import ShapeGroup, shape_groups
 from tensorir_ladder.harness.records.intervals import median_interval
 from tensorir_ladder.harness.records.journal import Journal
 from tensorir_ladder.harness.records.kinds import (
+    FIRST,
     Counters,
     FleetRun,
     Line,

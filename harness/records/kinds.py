@@ -646,14 +646,18 @@ class Mutants(Line):
         return tuple(mutant for mutant in self.lived if not mutant.reason)
 
 
+FIRST = "first"  # extent of the first input of a PyTorch model
+
+
 @dataclass(frozen=True)
 class ModelRecord(Line):
     """A whole model, or one layer of it, built by several sets of schedule rules and timed in the same rounds.
 
-    ``extent`` names its free extent (tokens, a batch, rows), ``value`` is what was given; ``symbolic`` says that one
-    build took all values. ``bytes_moved`` counts input, parameters and output, each once, ``flops`` those of its
-    products. ``beside`` are torch's forms of it ("torch", "torch.compile", "torch, rest": without attention's
-    products and softmax; of a linear layer, weights stored either way) and, of one layer, a copy of as many bytes.
+    ``extent`` names its free extent (tokens, a batch, rows; FIRST of a PyTorch model), ``value`` is what was given;
+    ``symbolic`` says that one build took all values. ``bytes_moved`` counts input, parameters and output, each once (of
+    a PyTorch model its parameters alone), ``flops`` those of its products. ``beside`` are torch's forms of it ("torch",
+    "torch.compile", "torch, rest": without attention's products and softmax; of a linear layer, weights stored either
+    way) and, of one layer, a copy of as many bytes.
     """
 
     FILE: ClassVar[str] = "models"
@@ -682,7 +686,17 @@ class ModelRecord(Line):
     @property
     def key(self) -> tuple[Any, ...]:
         """Tell a case from others: of a key, the newest clean record is the one that counts."""
-        return (self.environment.gpu, self.model, self.value)
+        return (self.environment.gpu, self.model, self.value, self.shape)
+
+    @property
+    def is_torchs(self) -> bool:
+        """True of a PyTorch model as it came, whose case is the shape of its first input."""
+        return self.extent == FIRST
+
+    @property
+    def case(self) -> str:
+        """Say what was measured of the model: its free extent's value, or the shape of its first input."""
+        return " × ".join(map(str, self.shape)) if self.is_torchs else f"{self.extent} {self.value}"
 
     def of_rules(self, name: str) -> RulesTimed | None:
         """Return what one set of rules made; None where it was not asked for."""

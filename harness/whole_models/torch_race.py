@@ -26,6 +26,7 @@ from tensorir_ladder.harness.execution import gpu_arch
 from tensorir_ladder.harness.peers.entrant import reason, say
 from tensorir_ladder.harness.race import Rounds
 from tensorir_ladder.harness.records import (
+    FIRST,
     FunctionTimed,
     Method,
     ModelRecord,
@@ -295,7 +296,7 @@ def timed(session: Session, name: str, made: Made, found: Sequence[Contestant]) 
     walls = [Peer(label + WALL, "measured", "", "", pair[1]) for label, pair in times.items()]
     return ModelRecord(
         model=name,
-        extent="first",
+        extent=FIRST,
         value=int(shape[0]),
         symbolic=False,
         dtype=str(dtype_of(made)).removeprefix("torch."),

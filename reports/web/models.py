@@ -31,8 +31,8 @@ def _functions(records: list[ModelRecord]) -> list[tuple[str, object]]:
 
 
 def _case(record: ModelRecord) -> str:
-    return slug(record.model, str(record.value))
+    return slug(record.model, record.case)
 
 
 def _title(record: ModelRecord) -> str:
-    return f"{record.model}, {record.extent} {record.value}"
+    return f"{record.model}, {record.case}"

@@ -206,7 +206,7 @@ def test_models_are_shown_beside_others_and_function_by_function(tmp_path: Path)
     assert "<strong>4.00</strong>" in text  # of stock TVM
     assert "<strong>2.00</strong>" in text  # of dlight
     assert "matmul&lt;0&gt;" in text
-    assert 'data-when="case:llama-layer-512"' in text
+    assert 'data-when="case:llama-layer-seq-512"' in text
 
 
 def unpacked(columns: dict[str, Any]) -> list[dict[str, Any]]:
