@@ -20,7 +20,6 @@ TMA = r"cp\.async\.bulk\.tensor\.(\d)d"
 HINT = r"(?:\.L2::\w+)*"  # whose policy, behind the other operands, changes no result
 # Opcodes, as patterns of the whole, and what is called; \1 is the pattern's first group.
 INSTRUCTIONS = {
-    r"trap": "emu::trap",
     rf"cp\.async\.c[ag]{SHARED}\.global{HINT}": "emu::cp_async",
     r"cp\.async\.commit_group": "emu::cp_async_commit",
     r"cp\.async\.wait_group": "emu::cp_async_wait",

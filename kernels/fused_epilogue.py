@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -16,7 +16,8 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx import Buffer, Var
 
 from tensorir_ladder.kernels.codegen.launch_plan import BIAS, SECOND
-from tensorir_ladder.kernels.wgmma import WarpgroupProduct, end_block
+from tensorir_ladder.kernels.held import named
+from tensorir_ladder.kernels.wgmma import WarpgroupProduct
 from tensorir_ladder.schedules.errors import IllegalWorkload
 from tensorir_ladder.schedules.isa import PTX_TYPES, WGMMA_ROWS, wgmma_element
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
@@ -31,6 +32,13 @@ ACTIVATIONS: Mapping[str, str] = MappingProxyType(
 )
 Vectors = Buffer | tuple[Buffer, ...] | None  # what a kernel reads an element of for each column
 BIAS_DTYPES = (*PTX_TYPES, "float32")
+_TYPES = {"float16": "half", "bfloat16": "nv_bfloat16"}
+_ROUND_PAIR = """
+__forceinline__ __device__ void round_pair_{ptx}({type}* rounded, float low, float high) {{
+  asm("{{.reg .b32 pair; cvt.rn.{ptx}x2.f32 pair, %3, %2; mov.b32 {{%0, %1}}, pair;}}"
+      : "=h"(*(unsigned short*)&rounded[0]), "=h"(*(unsigned short*)&rounded[1]) : "f"(low), "f"(high));
+}}
+"""
 _ACTIVATE = "\n__forceinline__ __device__ float {name}(float x) {{ return {value}; }}\n"
 
 
@@ -91,14 +99,11 @@ class Epilogue:
         """Emit a thread's work on all its sums, whose columns begin at ``column`` of the output."""
         if self.is_nothing:
             return
-        for first in range(product.registers_per_tile):
-            if first % 4 >= 2:  # eight rows below: the same columns as the two before
-                continue
-            added = self._added(bias, column + wgmma_element(0, lane, first)[1])
+        for first in range(0, product.registers_per_tile, 4):
+            added = self._added_to_pair(bias, column + wgmma_element(0, lane, first)[1])
             for row_tile in range(product.row_tiles):
-                for below in (0, 2):
-                    register = row_tile * product.registers_per_tile + first + below
-                    T.buffer_store(sums, self._value(sums[register], added), [register])
+                for below in (0, 2):  # the second pair is of the same columns, eight rows below
+                    self._finish_pair(sums, row_tile * product.registers_per_tile + first + below, added)
 
     def apply_down(
         self, bias: Vectors, sums: Buffer, product: WarpgroupProduct, first: Expr, warp: Expr, lane: Expr
@@ -110,24 +115,32 @@ class Epilogue:
             for below in (0, 2):
                 row = wgmma_element(warp, lane, below)[0]
                 added = self._added(bias, first + row_tile * WGMMA_ROWS + row)
-                for inside in range(product.registers_per_tile):
-                    if inside % 4 - inside % 2 == below:
-                        register = row_tile * product.registers_per_tile + inside
-                        T.buffer_store(sums, self._value(sums[register], added), [register])
+                for inside in range(below, product.registers_per_tile, 4):
+                    self._finish_pair(sums, row_tile * product.registers_per_tile + inside, (added, added))
 
     def apply_along(self, bias: Vectors, sums: Buffer, first: Expr, count: int, column: Expr) -> None:
-        """Emit the same for ``count`` sums of a row, from the ``first`` on, whose columns begin at ``column``."""
+        """Emit the same for ``count`` sums of a row, from the ``first`` on, whose columns begin at ``column``.
+
+        ``count`` is even.
+        """
         if self.is_nothing:
             return
-        for i in range(count):
-            added = self._added(bias, column + i)
-            T.buffer_store(sums, self._value(sums[first + i], added), [first + i])
+        for i in range(0, count, 2):
+            self._finish_pair(sums, first + i, self._added_to_pair(bias, column + i))
+
+    def _added_to_pair(self, bias: Vectors, column: Expr) -> tuple[Any, Any]:
+        return self._added(bias, column), self._added(bias, column + 1)
 
     def _added(self, bias: Vectors, column: Expr) -> Any:
         """Read what is added to the sums of a column."""
         if bias is None:
             return None
         return T.Bind(T.Cast("float32", bias[_within(bias, column)]))
+
+    def _finish_pair(self, sums: Buffer, first: int | Expr, added: tuple[Any, Any]) -> None:
+        """Emit the work on two sums that are neighbours in registers, from the ``first`` on."""
+        for register, own in zip((first, first + 1), added):
+            T.buffer_store(sums, self._value(sums[register], own), [register])
 
     def _value(self, value: Expr, added: Any) -> Expr:
         if self.alpha != 1:
@@ -156,18 +169,6 @@ class Written(Epilogue):
     elements: tuple[Var, ...] = ()
     second: str = ""
 
-    def apply(self, bias: Vectors, sums: Buffer, product: WarpgroupProduct, column: Expr, lane: Expr) -> None:
-        """Emit a thread's work on all its sums, behind the wait for them."""
-        end_block()
-        super().apply(bias, sums, product, column, lane)
-
-    def apply_down(
-        self, bias: Vectors, sums: Buffer, product: WarpgroupProduct, first: Expr, warp: Expr, lane: Expr
-    ) -> None:
-        """Emit the same for sums whose rows are the output's columns."""
-        end_block()
-        super().apply_down(bias, sums, product, first, warp, lane)
-
     def bind(self, pointer: Var, columns: int, second: Var | None = None) -> Vectors:
         """Emit the buffers of the vectors, of ``columns`` elements each."""
         found = [_vector(BIAS, pointer, columns, self.bias)] if self.bias else []
@@ -181,9 +182,41 @@ class Written(Epilogue):
 
         return tuple(map(element, bias))
 
-    def _value(self, value: Expr, added: tuple[Expr, ...]) -> Expr:
-        given = {self.total: T.Bind(value), **dict(zip(self.elements, added))}
-        return T.Cast("float32", tvm_ffi.structural_map(self.value, (Var, lambda var: given.get(var, var))))
+    def _finish_pair(self, sums: Buffer, first: int | Expr, added: tuple[Any, Any]) -> None:
+        """Emit the same; where a sum is rounded to 16 bits first, both are rounded together."""
+        totals = [T.Bind(sums[first + i]) for i in (0, 1)]
+        rounded = {dtype: _rounded_pair(totals, dtype) for dtype in self._roundings()}
+        for i, (total, own) in enumerate(zip(totals, added)):
+            halves = {dtype: pair[i] for dtype, pair in rounded.items()}
+            T.buffer_store(sums, self._value_of(total, own, halves), [first + i])
+
+    def _value_of(self, total: Expr, added: tuple[Expr, ...], rounded: Mapping[str, Expr]) -> Expr:
+        given = {self.total: total, **dict(zip(self.elements, added))}
+
+        def cast(written: tirx.Cast) -> Expr:
+            return rounded.get(str(written.ty.dtype), written) if written.value.same_as(total) else written
+
+        callbacks = (Var, lambda var: given.get(var, var)), (tirx.Cast, cast)
+        return T.Cast("float32", tvm_ffi.structural_map(self.value, callbacks))
+
+    def _roundings(self) -> list[str]:
+        """List the 16-bit dtypes that a sum is rounded to first."""
+        found: list[tirx.Cast] = []
+        tvm_ffi.structural_walk(self.value, (tirx.Cast, found.append))
+        dtypes = (str(cast.ty.dtype) for cast in found if cast.value.same_as(self.total))
+        return [dtype for dtype in dict.fromkeys(dtypes) if dtype in PTX_TYPES]
+
+
+def _rounded_pair(sums: Sequence[Expr], dtype: str) -> Buffer:
+    """Emit the rounding of two sums to 16 bits by one instruction.
+
+    ptxas (13.0) fuses two instructions of one sum each, and places the fused one where wgmma writes the sums, before
+    the wait for it: the kernel then rounds unfinished sums, or ptxas serializes all its wgmma.
+    """
+    rounded = named("rounded", T.alloc_local((2,), dtype))
+    text = _ROUND_PAIR.format(type=_TYPES[dtype], ptx=PTX_TYPES[dtype])
+    T.evaluate(T.cuda.func_call(f"round_pair_{PTX_TYPES[dtype]}", rounded.data, *sums, source_code=text))
+    return rounded
 
 
 def _within(vector: Buffer, column: Expr) -> Expr:

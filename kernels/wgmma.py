@@ -37,15 +37,6 @@ _KINDS = {
 }  # their name, type and constraint
 
 
-_END_BLOCK = """
-__forceinline__ __device__ void end_block() {
-  unsigned int thread = threadIdx.x;
-  asm volatile("{.reg .pred p; setp.eq.u32 p, %0, 0xffffffff; @p bra never; bra on; never: trap; on: }"
-               :: "r"(thread) : "memory");
-}
-"""
-
-
 @dataclass(frozen=True)
 class WarpgroupProduct(TileProduct):
     """The product as each warpgroup's instructions of 64 rows × ``columns``, one after the other along k.
@@ -167,15 +158,6 @@ def retire(sums: Buffer, in_flight: int) -> None:
     """Emit the wait until at most ``in_flight`` groups of this warpgroup's instructions are unfinished."""
     T.evaluate(T.ptx.wgmma.wait_group.sync.aligned(in_flight))
     keep(sums)
-
-
-def end_block() -> None:
-    """Emit the end of a basic block: a branch that is never taken.
-
-    Behind :func:`retire`, where sums are converted to 16 bits one by one: ptxas (13.0, 13.2) has been seen to put such
-    conversions before a wait that stands in the same block as an earlier one, while wgmma still writes.
-    """
-    T.evaluate(T.cuda.func_call("end_block", source_code=_END_BLOCK))
 
 
 def keep(registers: Buffer) -> None:

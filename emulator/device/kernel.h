@@ -213,6 +213,7 @@ template <bool acquires> EMU_INLINE void ld_flag(int& value, const int* flag) { 
 
 template <class... Ignored> EMU_INLINE void nothing(Ignored...) {}
 template <class T, class U> EMU_INLINE void mov(T& to, U from) { to = T(from); }
+EMU_INLINE void mov(List<ushort*, 2> to, uint from) { *to.item[0] = ushort(from), *to.item[1] = ushort(from >> 16); }
 template <class T, class U> EMU_INLINE void selp(T& to, U yes, U no, bool choice) { to = T(choice ? yes : no); }
 uint64_t global_timer();
 [[noreturn]] void trap();

@@ -453,6 +453,13 @@ def test_kernels_of_the_menu_finish_sums_of_known_rows(name: str, how: str, monk
     check_finished(function, how, (200,))
 
 
+def compiled(function: tirx.PrimFunc, compiler: Compiler) -> Cubin:
+    """The kernel that a function launches."""
+    kernels = brought(tvm.IRModule({"main": taken(function)}))
+    text = tvm.get_global_func("target.build.cuda")(kernels, TARGET).inspect_source()
+    return compile_cubin(text, "sm_90a", compiler)
+
+
 @pytest.mark.compiler
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
@@ -471,10 +478,28 @@ def test_sums_are_read_when_wgmma_has_written_them(
     if "residual" in how and name.startswith("exchanged"):
         pytest.skip("swapped operands add no residual")
     prefer(name, monkeypatch)
-    kernels = brought(tvm.IRModule({"main": taken(finished(1568, 1536, k, how))}))
-    text = tvm.get_global_func("target.build.cuda")(kernels, TARGET).inspect_source()
-    instructions = sass(compile_cubin(text, "sm_90a", compiler))
+    instructions = sass(compiled(finished(1568, 1536, k, how), compiler))
     assert "WARPGROUP.DEPBAR.LE gsb0, 0x1" in instructions  # products run while the next are issued
+    assert uses_in_flight(instructions) == []
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("exchanged 144x256x64/1x2/1", "bias, gelu"),
+        ("exchanged 144x256x64/1x2/1", "bias"),
+        ("step 12, 128x256x64/2x1", "bias, gelu"),
+    ],
+)
+def test_large_tiles_keep_sums_in_registers_and_wgmma_in_flight(
+    name: str, how: str, compiler: Compiler, sass: Callable[[Cubin], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefer(name, monkeypatch)
+    cubin = compiled(finished(1576, 3072, 768, how), compiler)
+    assert cubin.spill_bytes == 0
+    instructions = sass(cubin)
+    assert "WARPGROUP.DEPBAR.LE gsb0, 0x1" in instructions
     assert uses_in_flight(instructions) == []
 
 
