@@ -57,6 +57,7 @@ from tensorir_ladder.schedules.workloads import MAX_ELEMENTS
 BY_TOKEN, BY_HEAD = "bshd", "bhsd"
 LAYOUTS = (BY_TOKEN, BY_HEAD)
 FIRST_TURN = 1 + MOST_CONSUMERS  # the number of a named barrier; those before it are the consumers' own
+MOST_PLACES = 4  # of queries: those of a tile are loaded so many tiles ahead, less one
 SCALES = (1e-15, 1e15)  # what is left out still has no weight, and the least score times it is a float32
 HEADS = (32, 64, 80, 96, 128, 256)  # elements of a head: steps of wgmma, and sums that registers hold
 
@@ -205,8 +206,10 @@ class AttentionTile:
         )
 
     def places(self, head: int, stages: int) -> int:
-        """Return how many tiles' queries a block has room for: two, where a ring of ``stages`` leaves that."""
-        return 2 if self.smem_bytes(head, stages, 2) <= SHARED_KIB[90] * 1024 else 1
+        """Return for how many tiles' queries, up to MOST_PLACES, a ring of ``stages`` leaves a block room."""
+        most = SHARED_KIB[90] * 1024
+        fitting = [count for count in range(1, MOST_PLACES + 1) if self.smem_bytes(head, stages, count) <= most]
+        return max(fitting, default=1)
 
     def violations(self, target: Target, head: int, stages: int, mask: Mask | None = None) -> list[str]:
         """Return a clause for every limit that this tile breaks on ``target``."""
@@ -248,10 +251,10 @@ FORMS = {
         (32, 64), (AttentionForm(TILE, 6), AttentionForm(HALF, 6, 0.7), AttentionForm(AttentionTile(MORE, 96), 6, 1.06))
     ),
     **dict.fromkeys(
-        (80, 96), (AttentionForm(TILE, 5), AttentionForm(HALF, 4, 0.7), AttentionForm(AttentionTile(MORE, 80), 6, 1.04))
+        (80, 96), (AttentionForm(TILE, 4), AttentionForm(HALF, 4, 0.7), AttentionForm(AttentionTile(MORE, 80), 4, 1.04))
     ),
-    128: (AttentionForm(TILE, 5), AttentionForm(HALF, 4, 0.7), AttentionForm(AttentionTile(MORE, 64), 7, 0.95)),
-    256: (AttentionForm(AttentionTile(keys=64), 4), AttentionForm(AttentionTile(WGMMA_ROWS, 64), 4, 0.7)),
+    128: (AttentionForm(TILE, 4), AttentionForm(HALF, 4, 0.7), AttentionForm(AttentionTile(MORE, 64), 5, 0.95)),
+    256: (AttentionForm(AttentionTile(keys=64), 3), AttentionForm(AttentionTile(WGMMA_ROWS, 64), 4, 0.7)),
 }
 SM_90A = {"kind": "cuda", "arch": WGMMA_ARCH}
 
@@ -407,7 +410,8 @@ def attention(
                     mine.score()
                     if places > 1:
                         if turn > 0:
-                            mine.answered(answered, places - 1 - asked.stage)  # by now these results have left
+                            before = T.meta_var((asked.stage + places - 1) % places)
+                            mine.answered(answered, before)  # whose results have left by now
                     masked.fetch(0)
                     mine.scored(0)
                     masked.apply()

@@ -19,7 +19,7 @@ Legalize = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
 def legalizations() -> dict[str, Legalize]:
     """Return what ``relax.transform.LegalizeOps`` is given in the place of TVM's own."""
     pools = {f"relax.nn.adaptive_avg_pool{axes}d": _adaptive_pool for axes in (1, 2, 3)}
-    return pools | {f"relax.nn.{name}": _activation for name in ACTIVATIONS}
+    return pools | dict.fromkeys(ACTIVATIONS, _activation)
 
 
 def _activation(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
@@ -35,11 +35,11 @@ def _activation(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     x = call.args[0]
     if str(x.ty.dtype) not in PTX_TYPES or not isinstance(x.ty.shape, relax.ShapeExpr):
         return call.op.get_attr("FLegalize")(builder, call)
-    name = str(call.op.name).rsplit(".", 1)[-1]
+    activation, name = ACTIVATIONS[str(call.op.name)], str(call.op.name).rsplit(".", 1)[-1]
 
     def computed(x: te.Tensor) -> te.Tensor:
         def element(*index: tirx.Var) -> ir.Expr:
-            return ACTIVATIONS[name](x(*index).astype(WIDE)).astype(x.dtype)
+            return activation(x(*index).astype(WIDE)).astype(x.dtype)
 
         return te.compute(x.shape, element, name=name)
 
@@ -70,11 +70,20 @@ def _silu(x: ir.Expr) -> ir.Expr:
     return x / (_wide(1) + tirx.exp(-x))
 
 
+def _sigmoid(x: ir.Expr) -> ir.Expr:
+    return _wide(1) / (_wide(1) + tirx.exp(-x))
+
+
 def _wide(number: float) -> ir.Expr:
     return tirx.const(number, WIDE)
 
 
-ACTIVATIONS = {"gelu": _gelu, "gelu_tanh": _gelu_tanh, "silu": _silu}
+ACTIVATIONS = {
+    "relax.nn.gelu": _gelu,
+    "relax.nn.gelu_tanh": _gelu_tanh,
+    "relax.nn.silu": _silu,
+    "relax.sigmoid": _sigmoid,
+}
 
 
 def _adaptive_pool(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

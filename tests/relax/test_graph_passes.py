@@ -336,10 +336,10 @@ def test_other_convolutions_stay(options: dict[str, int]) -> None:
 SPECIAL = [0.0, -0.0, np.inf, np.nan, 6e4, -6e4, 1e-7, -1e-7]
 
 
-@pytest.mark.parametrize(("name", "power"), [("gelu", 0), ("gelu_tanh", 3), ("silu", 1)])
+@pytest.mark.parametrize(("name", "power"), [("gelu", 0), ("gelu_tanh", 3), ("silu", 1), ("sigmoid", 0)])
 def test_activations_of_16_bits_are_as_near_as_their_dtype_allows(name: str, power: int) -> None:
     x = np.concatenate([np.linspace(-9, 9, 4001), SPECIAL]).astype("float16")
-    mod = module(lambda _emit, x: getattr(op.nn, name)(x), half(x=(len(x),)))
+    mod = module(lambda _emit, x: getattr(op if name == "sigmoid" else op.nn, name)(x), half(x=(len(x),)))
     legal = relax.transform.LegalizeOps(legalizations())(mod)
     machine = relax.VirtualMachine(tvm.compile(legal, tvm.target.Target("llvm")), tvm.cpu())
     got = machine["main"](tvm.runtime.tensor(x)).numpy().astype("float64")
@@ -349,6 +349,7 @@ def test_activations_of_16_bits_are_as_near_as_their_dtype_allows(name: str, pow
             "gelu": lambda: wide * np.vectorize(_normal)(wide),
             "gelu_tanh": lambda: wide / (1 + np.exp(-2 * (2 / np.pi) ** 0.5 * (wide + 0.044715 * wide**power))),
             "silu": lambda: wide / (1 + np.exp(-wide)),
+            "sigmoid": lambda: 1 / (1 + np.exp(-wide)),
         }[name]()
     np.testing.assert_allclose(got, wanted, rtol=2**-11 * 1.02, atol=1.5e-7)
 
