@@ -16,6 +16,7 @@ from tensorir_ladder.schedules.inspection import is_constant
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 
 SCANS = ("relax.cumsum", "relax.cumprod")  # whose functions are LegalizeScans'
+COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 MOST_BYTES = 64 << 20  # of a constant: as many as a mask of 8192 x 4096 tokens has in float16
 
 
@@ -31,7 +32,7 @@ class FoldConstants:
 
     Positions, angles of rotary embeddings and masks of models as torch.export writes them are such. Taken are
     operators in dataflow whose results have known shapes and at most :data:`MOST_BYTES` bytes. Each call makes what its
-    caller gets, or what is changed in place, anew.
+    caller gets, or what is changed in place, anew. Comparisons of bools are left: LLVM refuses what TVM makes of them.
     """
 
     def transform_module(self, mod: ir.IRModule, _context: PassContext) -> ir.IRModule:
@@ -72,7 +73,7 @@ def _independent(function: relax.Function) -> dict[relax.Var, relax.Call]:
         if binding.var in written:
             continue
         is_operator = isinstance(call, relax.Call) and isinstance(call.op, ir.Op) and _is_pure(call.op)
-        if is_operator and _is_small(call.ty) and all(map(known, call.args)):
+        if is_operator and not _compares_bools(call) and _is_small(call.ty) and all(map(known, call.args)):
             found[binding.var] = call
     return found
 
@@ -99,6 +100,10 @@ def _written(function: relax.Function) -> set[relax.Var]:
 def _is_pure(op: ir.Op) -> bool:
     """Tell operators whose results follow from their operands, and of which functions are made."""
     return bool(op.get_attr("FPurity")) and (op.get_attr("FLegalize") is not None or str(op.name) in SCANS)
+
+
+def _compares_bools(call: relax.Call) -> bool:
+    return any(is_call(call, name) for name in COMPARISONS) and str(call.args[0].ty.dtype) == "bool"
 
 
 def _is_small(made: ir.Type) -> bool:

@@ -204,6 +204,17 @@ def test_what_depends_on_symbols_or_is_large_stays() -> None:
     assert "zeros" in operators(FoldConstants()(module(large, half(x=(8,)))))
 
 
+def test_comparisons_of_bools_stay() -> None:
+    """TVM's code for them is none that LLVM takes; what is behind them stays, too."""
+
+    def body(emit: Callable[..., relax.Var], x: relax.Expr) -> relax.Expr:
+        seen = emit(op.less(emit(op.arange(0, 8, 1, "int64")), relax.const(5, "int64")))
+        same = emit(op.equal(seen, emit(op.ones((8,), "bool"))))
+        return op.add(x, emit(op.astype(same, "float16")))
+
+    assert operators(FoldConstants()(module(body, half(x=(3, 8))))) == ["equal", "astype", "add"]
+
+
 def test_each_call_makes_what_its_caller_gets() -> None:
     made = FoldConstants()(module(lambda _emit, _x: op.arange(0, 3, 1, "int64"), half(x=(3,))))
     assert operators(made) == ["arange"]
