@@ -21,6 +21,7 @@ import tvm
 import tvm_ffi
 from tvm import ir, relax, sym, tirx
 
+from tensorir_ladder.relax.graphs import is_call
 from tensorir_ladder.relax.rules import NotTaken, same_number
 from tensorir_ladder.schedules.inspection import is_constant, is_one
 from tensorir_ladder.schedules.workloads import MAX_ELEMENTS
@@ -84,7 +85,7 @@ class Elements:
         made = self.maker(mask)
         if (viewed := self._viewed(made, at)) is not None:
             yield from self.parts(*viewed)
-        elif _named(made, "bitwise_and") or _named(made, "logical_and"):
+        elif is_call(made, "bitwise_and") or is_call(made, "logical_and"):
             for operand in made.args:
                 yield from self.parts(operand, self.broadcast(operand, at))
         else:
@@ -155,13 +156,13 @@ class Elements:
 
     def _scaled(self, call: relax.Expr | None) -> tuple[relax.Expr, float] | None:
         """Return what a call multiplies by a number above 0, and that number; None for other calls."""
-        if not (_named(call, "multiply") or _named(call, "divide")):
+        if not (is_call(call, "multiply") or is_call(call, "divide")):
             return None
-        one, other = call.args if _named(call, "divide") or number_of(call.args[0]) is None else call.args[::-1]
+        one, other = call.args if is_call(call, "divide") or number_of(call.args[0]) is None else call.args[::-1]
         number = number_of(other)
         if number is None or one.ty.ndim != call.ty.ndim or not float(number) > 0:
             return None
-        return one, 1 / float(number) if _named(call, "divide") else float(number)
+        return one, 1 / float(number) if is_call(call, "divide") else float(number)
 
     # Views
 
@@ -231,7 +232,7 @@ class Elements:
 
     def _split(self, item: relax.TupleGetItem, at: Index) -> tuple[relax.Expr, list[ir.Expr]] | None:
         made = self.maker(item.tuple_value)
-        if not _named(made, "split"):
+        if not is_call(made, "split"):
             return None
         axis, parts, at = int(made.attrs.axis) % len(at), made.attrs.indices_or_sections, list(at)
         if hasattr(parts, "value") or isinstance(parts, int):
@@ -419,10 +420,6 @@ def _linear(index: ir.Expr, of: Sequence[tirx.Var], analyzer: sym.Analyzer) -> t
     if not analyzer.can_prove_equal(index, linear):
         raise NotTaken("an operand's elements do not lie evenly", value=index, remedy=LEAVE)
     return first, steps
-
-
-def _named(call: relax.Expr | None, name: str) -> bool:
-    return isinstance(call, relax.Call) and call.op == ir.Op.get(f"relax.{name}")
 
 
 def _is(value: ir.Expr, truth: bool) -> bool:

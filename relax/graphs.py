@@ -16,9 +16,9 @@ def number(operand: relax.Expr) -> float | None:
     return float(values.item()) if values.size == 1 else None
 
 
-def is_call(call: relax.Expr | None, name: str) -> bool:
-    """Tell if an expression calls the operator ``relax.name``."""
-    return isinstance(call, relax.Call) and call.op == ir.Op.get(f"relax.{name}")
+def is_call(call: relax.Expr | None, *names: str) -> bool:
+    """Tell if an expression calls an operator of Relax of one of these names, without their ``relax.``."""
+    return isinstance(call, relax.Call) and any(call.op == ir.Op.get(f"relax.{name}") for name in names)
 
 
 def rewrite_functions(

@@ -10,6 +10,7 @@ import tvm_ffi
 from tvm import ir, relax, sym, tirx
 from tvm.ir.transform import PassContext
 
+from tensorir_ladder.relax.graphs import is_call
 from tensorir_ladder.schedules.inspection import is_constant, is_one
 from tensorir_ladder.schedules.isa import PTX_TYPES
 
@@ -100,7 +101,7 @@ class _Moved(relax.PyExprMutator):
     def _transposed(self, operand: relax.Expr) -> tuple[relax.Expr, Order] | None:
         """Return what an operand is made of by bringing channels to the front, and the order of axes; None else."""
         made = self._made(operand)
-        if not _is(made, "permute_dims") or _order(made) != _to_front(made.ty.ndim):
+        if not is_call(made, "permute_dims") or _order(made) != _to_front(made.ty.ndim):
             return None
         return (made.args[0], _order(made)) if made.ty.ndim > 3 or made.args[0] in self.results else None
 
@@ -136,7 +137,7 @@ class _Moved(relax.PyExprMutator):
             return self._with_channels_last(operand, order)
         if extents is not None and all(map(is_one, [e for axis, e in enumerate(extents) if axis + missing != 1])):
             vector = self._made(operand)
-            is_vector = _is(vector, "reshape", "expand_dims") and vector.args[0].ty.ndim == 1
+            is_vector = is_call(vector, "reshape", "expand_dims") and vector.args[0].ty.ndim == 1
             count = extents[1 - missing] if missing < 2 else 1
             return vector.args[0] if is_vector else self._reshaped_to(operand, [count])
         return self._with_channels_last(self._reshaped_to(operand, [1] * missing + [*(extents or ())]), order)
@@ -189,12 +190,12 @@ class _Moved(relax.PyExprMutator):
 
     def normalized(self, call: relax.Call, source: relax.Expr, order: Order) -> relax.Expr | None:
         axes = [order[int(axis) % len(order)] for axis in call.attrs.axes]
-        if axes != sorted(axes) and len(axes) > 1 and _is(call, "nn.layer_norm"):
+        if axes != sorted(axes) and len(axes) > 1 and is_call(call, "nn.layer_norm"):
             return None  # weights would have to be transposed, too
         given = {name: getattr(call.attrs, name) for name in ("epsilon", "center", "scale")}
-        if not _is(call, "nn.layer_norm"):
+        if not is_call(call, "nn.layer_norm"):
             given["channel_axis"] = order[int(call.attrs.channel_axis) % len(order)]
-        if _is(call, "nn.group_norm"):
+        if is_call(call, "nn.group_norm"):
             given["num_groups"] = call.attrs.num_groups
         return self._in_front(_operator(call)(source, *call.args[1:], axes=axes, **given))
 
@@ -308,13 +309,9 @@ def _order(call: relax.Call) -> Order:
     return [*range(axes)][::-1] if call.attrs.axes is None else [int(axis) % axes for axis in call.attrs.axes]
 
 
-def _is(call: relax.Expr | None, *names: str) -> bool:
-    return isinstance(call, relax.Call) and any(call.op == ir.Op.get(f"relax.{name}") for name in names)
-
-
 def _is_convolution(call: relax.Expr) -> bool:
     """Tell whether this is a convolution of 16 bits with channels in front."""
-    if not _is(call, "nn.conv1d", "nn.conv2d", "nn.conv3d") or str(call.args[0].ty.dtype) not in PTX_TYPES:
+    if not is_call(call, "nn.conv1d", "nn.conv2d", "nn.conv3d") or str(call.args[0].ty.dtype) not in PTX_TYPES:
         return False
     attrs, (data, kernel) = call.attrs, LAYOUTS[call.args[0].ty.ndim]
     return data == str(attrs.data_layout) == str(attrs.out_layout) and kernel == str(attrs.kernel_layout)

@@ -7,10 +7,10 @@ import tvm_ffi
 from tvm import ir, relax, tirx
 from tvm.ir.transform import PassContext
 
-from tensorir_ladder.relax.graphs import rewrite_functions
+from tensorir_ladder.relax.graphs import is_call, rewrite_functions
 from tensorir_ladder.schedules.isa import PTX_TYPES
 
-CONVOLUTIONS = tuple(f"relax.nn.conv{rank}d" for rank in (1, 2, 3))
+CONVOLUTIONS = tuple(f"nn.conv{rank}d" for rank in (1, 2, 3))
 WIDE = "float32"
 TAKEN = (*PTX_TYPES, WIDE)
 
@@ -49,7 +49,7 @@ class _Folded(relax.PyExprMutator):
         return relax.analysis.remove_all_unused(self.visit_expr(function))
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:  # what the mutator's base class calls it
-        if not _is(call, "relax.nn.batch_norm") or call.attrs.training or str(call.args[0].ty.dtype) not in TAKEN:
+        if not is_call(call, "nn.batch_norm") or call.attrs.training or str(call.args[0].ty.dtype) not in TAKEN:
             return super().visit_call_(call)
         convolution, bias = self._convolution(call)
         value = self._scaled(call) if convolution is None else self._in_weights(convolution, bias, call)
@@ -59,11 +59,11 @@ class _Folded(relax.PyExprMutator):
     def _convolution(self, norm: relax.Call) -> tuple[relax.Call | None, relax.Expr | None]:
         """Return the convolution that nothing but a batch norm reads, and its bias; None where there is none."""
         found, bias = self._read_once(norm.args[0]), None
-        if _is(found, "relax.add"):
+        if is_call(found, "add"):
             for one, other in (found.args, found.args[::-1]):
-                if _is_of_channels(other, norm) and _is(self._read_once(one), *CONVOLUTIONS):
+                if _is_of_channels(other, norm) and is_call(self._read_once(one), *CONVOLUTIONS):
                     found, bias = self._read_once(one), other
-        if not _is(found, *CONVOLUTIONS):
+        if not is_call(found, *CONVOLUTIONS):
             return None, None
         layout = str(found.attrs.out_layout)
         plain = len(layout) == norm.args[0].ty.ndim and layout.index("C") == _axis(norm)
@@ -120,10 +120,6 @@ class _Folded(relax.PyExprMutator):
 
 def _axis(norm: relax.Call) -> int:
     return int(norm.attrs.axis) % norm.args[0].ty.ndim
-
-
-def _is(call: relax.Expr | None, *names: str) -> bool:
-    return isinstance(call, relax.Call) and any(call.op == ir.Op.get(name) for name in names)
 
 
 def _is_of_channels(operand: relax.Expr, norm: relax.Call) -> bool:

@@ -103,7 +103,7 @@ def _is_pure(op: ir.Op) -> bool:
 
 
 def _compares_bools(call: relax.Call) -> bool:
-    return any(is_call(call, name) for name in COMPARISONS) and str(call.args[0].ty.dtype) == "bool"
+    return is_call(call, *COMPARISONS) and str(call.args[0].ty.dtype) == "bool"
 
 
 def _is_small(made: ir.Type) -> bool:
