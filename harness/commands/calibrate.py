@@ -73,7 +73,7 @@ CALL = "call"
 PARTS = (CALL, *DTYPES)
 MOST_KERNELS = 64  # that a product is timed with
 FEWEST_FITTED = 100  # shapes from which a fit is better than another GPU's
-NO_FITTER = "scikit-learn and scipy are not installed: pip install -e '.[menu]', then ladder calibrate --fit"
+NO_FITTER = "scikit-learn and scipy, which fit the choices, are not installed: pip install -e '.[menu]'"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -107,6 +107,8 @@ def run(options: argparse.Namespace, command: str) -> int:
         raise UsageError("--shape times the call's kernels alone: leave out --fit and --parts")
     results = options.out or RESULTS
     check_writable(results)
+    if not (options.dry_run or options.shape):
+        _require_fitter()
     if options.fit:
         if options.dry_run:
             raise UsageError("--fit times nothing: leave out --dry-run")
@@ -127,6 +129,12 @@ def run(options: argparse.Namespace, command: str) -> int:
     else:
         _fit_all(options.parts, results, options.out, machine.gpu)
     return 0
+
+
+def _require_fitter() -> None:
+    """Raise UsageError where what fits is not installed, before anything is timed."""
+    if not importlib.util.find_spec("sklearn") or not importlib.util.find_spec("scipy"):
+        raise UsageError(NO_FITTER)
 
 
 @dataclass(frozen=True)
@@ -229,8 +237,6 @@ def _let_fastest_stand(machine: GpuSpec, results: Path, asked: Iterable[Matmul],
 
 def _fit_all(parts: Sequence[str], results: Path, out: Path | None, gpu: str = "") -> int:
     """Fit the choices of the GPU, or of all whose times lie in a folder."""
-    if not importlib.util.find_spec("sklearn") or not importlib.util.find_spec("scipy"):
-        raise UsageError(NO_FITTER)
     calls, schedules = (
         [each for each in map(read, sorted(results.glob(f"[!.]*-{name}"))) if each.gpu == (gpu or each.gpu)]
         for read, name in ((read_call_menus, CALL_NAME), (read_menus, SCHEDULES_NAME))

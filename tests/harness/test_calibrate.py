@@ -26,6 +26,8 @@ from tensorir_ladder.harness.verify import WrongResult
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.torch_ops.menu import MenuFile
 
+pytest.importorskip("sklearn", reason="calibrate fits by scikit-learn: pip install -e '.[menu]'")
+
 H200 = machine_for("sm_90a")
 CALLS, SCHEDULES = "h200-call-menus.json.xz", "h200-schedule-menus.json.xz"
 FEW = "--seed", "5", "--count", "1"
@@ -137,7 +139,6 @@ def test_without_time_for_a_shape_nothing_is_written(
 def test_fitting_writes_what_the_choice_reads(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("sklearn", reason="scikit-learn grows trees: pip install -e '.[menu]'")
     monkeypatch.setattr(calibrate, "FEWEST_FITTED", 20)
     calls = read_call_menus(call_menus_path(RESULTS, "NVIDIA H200"))
     some = tuple([shape for shape in calls.shapes if len(shape.times) > 3][::40])
