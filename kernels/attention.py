@@ -68,17 +68,18 @@ class Attention:
 
     Q and O have ``heads`` of ``head`` elements, K and V ``kv_heads``, each of which ``heads / kv_heads`` neighbouring
     heads share. ``causal``: query i sees the keys j <= i alone; ``from_end``, as many more as there are more keys than
-    queries, so that the last query sees all. ``mask`` hides further keys, or is added to scaled scores. Results of a
-    query that sees no key are zeros. ``starts`` says for Q, K and V in which matrix of their tensor map, and in which
-    column there, they begin (:attr:`matrices`): they may be parts of larger tensors. Layouts are
-    "bshd" [batch, tokens, heads, head] or "bhsd" [batch, heads, tokens, head]. Scores, weights' sums and results are
-    added up in float32; weights, at most 1, are rounded to ``dtype`` for the second product.
+    queries, so that the last query sees all; with a ``window``, the last ``window`` of these. ``mask`` hides further
+    keys, or is added to scaled scores. Results of a query that sees no key are zeros. ``starts`` says for Q, K and V in
+    which matrix of their tensor map, and in which column there, they begin (:attr:`matrices`): they may be parts of
+    larger tensors. Layouts are "bshd" [batch, tokens, heads, head] or "bhsd" [batch, heads, tokens, head]. Scores,
+    weights' sums and results are added up in float32; weights, at most 1, are rounded to ``dtype`` for the second
+    product.
 
     Raises
     ------
     IllegalWorkload : on construction, for extents below 1, heads that cannot be shared out, elements of a head that are
-        not 32, 64, 80, 96, 128 or 256, another dtype or layout, a scale that is not from 1e-15 to 1e15, ``from_end``
-        without ``causal``, and operands of 2**31 elements.
+        not 32, 64, 80, 96, 128 or 256, another dtype or layout, a scale that is not from 1e-15 to 1e15, ``from_end`` or
+        a window without ``causal``, a window below 1, and operands of 2**31 elements.
     """
 
     batch: int
@@ -97,6 +98,7 @@ class Attention:
     from_end: bool = False
     mask: Mask | None = None
     starts: tuple[tuple[int, int], ...] = ((0, 0),) * 3
+    window: int | None = None
 
     def __post_init__(self) -> None:
         extents = (self.batch, self.queries, self.keys, self.heads, self.kv_heads)
@@ -116,6 +118,8 @@ class Attention:
             (not set(layouts) <= set(LAYOUTS), "layouts", layouts, " | ".join(LAYOUTS)),
             (not SCALES[0] <= self.scale <= SCALES[1], "scale", self.scale, "{:g} to {:g}".format(*SCALES)),
             (self.from_end and not self.causal, "mask from the end", "not causal", "causal"),
+            (self.window is not None and not self.causal, "window", "not causal", "causal"),
+            (self.window is not None and self.window < 1, "window", self.window, "1 and more"),
             (elements >= MAX_ELEMENTS, "operand", f"{elements} elements", f"below {MAX_ELEMENTS}"),
             (masked >= MAX_ELEMENTS, "mask", f"{masked} elements", f"below {MAX_ELEMENTS}"),
         ):
@@ -153,7 +157,7 @@ class Attention:
     @property
     def may_be_empty(self) -> bool:
         """True where a query may see no key, or none of the first step's."""
-        return self.from_end or self.mask is not None
+        return self.from_end or self.mask is not None or self.window is not None
 
     @property
     def softmax_scale(self) -> float:
@@ -312,7 +316,8 @@ def attention(
     fills for the next, and its queries come to another place, where that is (:meth:`AttentionTile.places`). Tokens
     beyond the last are zeros on loads, and left out on stores. With ``causal`` a tile ends with the last key that one
     of its queries sees, and tiles of the last queries, which have most to do, come first; blocks take tiles from either
-    end of each round by turns, so that none has the longest of all. Consumers issue a step's products in turns, so that
+    end of each round by turns, so that none has the longest of all. With a window a tile begins with the step that has
+    the first key that one of its queries sees. Consumers issue a step's products in turns, so that
     one's softmax lies beside the other's products.
 
     ``workers`` blocks are launched, or as many as there are tiles if these are fewer: one for each multiprocessor.
@@ -378,7 +383,7 @@ def attention(
                     number: T.let = _number(here.number, turn, workers)
                     if number < own_many * own_high:
                         at = T.meta_var(_Place(problem, tile, maps, number, *extents))
-                        _fill(shared, fill, k, at.k, 0)
+                        _fill(shared, fill, k, at.k, at.begin)
                         if again:
                             answered.wait(asks.stage, asks.phase, "producer")
                         queried.expect(asks.stage, results)
@@ -387,9 +392,9 @@ def attention(
                             row = T.meta_var(at.row + group * WGMMA_ROWS)
                             _load(q, at.q, row, shared.results, into, queried.at(asks.stage))
                         for step in T.serial(at.steps - 1):
-                            _fill(shared, fill, k, at.k, (step + 1) * tile.keys)
-                            _fill(shared, fill, v, at.v, step * tile.keys)
-                        _fill(shared, fill, v, at.v, (at.steps - 1) * tile.keys)
+                            _fill(shared, fill, k, at.k, at.begin + (step + 1) * tile.keys)
+                            _fill(shared, fill, v, at.v, at.begin + step * tile.keys)
+                        _fill(shared, fill, v, at.v, at.begin + (at.steps - 1) * tile.keys)
                         asks.advance()
         else:  # a consumer
             take_registers(tile.roles)
@@ -402,8 +407,7 @@ def attention(
                 if number < own_many * own_high:
                     at = T.meta_var(_Place(problem, tile, maps, number, *extents))
                     first: T.let = at.row + mine.number * WGMMA_ROWS
-                    bounds = T.meta_var(mine.bounds(first + later, own_keys))
-                    seen_by_all = T.meta_var(tirx.min(own_keys, first + later + 1) if problem.causal else own_keys)
+                    seen = T.meta_var(mine.seen(first + later, own_keys))
                     masked = T.meta_var(mine.masked(mask, at.one, at.own, first, own_queries, own_keys))
                     mine.begin(asked.stage * results)
                     queried.wait(asked.stage, asked.phase, "consumer")
@@ -412,11 +416,10 @@ def attention(
                         if turn > 0:
                             before = T.meta_var((asked.stage + places - 1) % places)
                             mine.answered(answered, before)  # whose results have left by now
-                    masked.fetch(0)
+                    masked.fetch(at.begin)
                     mine.scored(0)
                     masked.apply()
-                    if tile.keys > seen_by_all:
-                        mine.softmax.leave_out(bounds, here.lane)
+                    seen.leave_out(at.begin)
                     mine.softmax.take(True)
                     for step in T.serial(at.steps - 1):
                         mine.round(step > 0)
@@ -424,12 +427,11 @@ def attention(
                         mine.score()  # issued; it runs on
                         mine.sum()  # so does this
                         turns.pass_on()
-                        masked.fetch((step + 1) * tile.keys)
+                        begin = T.meta_var(at.begin + (step + 1) * tile.keys)
+                        masked.fetch(begin)
                         mine.scored(1)
                         masked.apply()
-                        if (step + 2) * tile.keys > seen_by_all:
-                            begin = T.meta_var((step + 1) * tile.keys)
-                            mine.softmax.leave_out((bounds[0] - begin, bounds[1] - begin), here.lane)
+                        seen.leave_out(begin)
                         mine.softmax.take(False)  # beside the sums: no wait for these must stand in this basic block
                     mine.round(at.steps > 1)
                     mine.sum()
@@ -453,6 +455,7 @@ def _number(block: Expr, turn: Expr, workers: int) -> Expr:
 class _Place:
     """Emit what a tile's number says: its head ``own`` of the batch's ``one``, its first query and its steps of keys.
 
+    ``begin`` is the first step's first key.
     ``q``, ``k``, ``v`` and ``o`` are where the head's operands begin.
     """
 
@@ -470,11 +473,15 @@ class _Place:
         self.one = bound("one", T.truncmod(number, many) // problem.heads)
         self.own = bound("own", T.truncmod(number, many) % problem.heads)
         self.row = bound("row", (high - 1 - T.truncdiv(number, many)) * tile.rows)
-        seen = keys
+        seen, self.begin = keys, 0
         if problem.causal:
-            below = self.row + tile.rows + (keys - queries if problem.from_end else 0)
+            first = self.row + (keys - queries if problem.from_end else 0)  # the last key that the first query sees
+            below = first + tile.rows
             seen = tirx.max(tirx.min(keys, below), 1) if problem.from_end else tirx.min(keys, below)
-        self.steps = bound("steps", (seen + (tile.keys - 1)) // tile.keys)
+        if problem.window is not None:
+            skipped = tirx.max(tirx.min(first - (problem.window - 1), seen - 1), 0)
+            self.begin = bound("begin", skipped // tile.keys * tile.keys)
+        self.steps = bound("steps", (seen - self.begin + (tile.keys - 1)) // tile.keys)
         sharing = problem.heads // problem.kv_heads
         heads = {"Q": self.own, "K": self.own // sharing, "V": self.own // sharing, "O": self.own}
         self.q, self.k, self.v, self.o = (
@@ -587,6 +594,37 @@ class _Masked:
 
 
 @T.meta_class
+class _Seen:
+    """The keys that a warpgroup's queries see: those below the first of ``keys`` and of later ones, in the window.
+
+    ``last`` is the last key that the warpgroup's first query sees, if attention is causal.
+    """
+
+    def __init__(self, consumer: _Consumer, last: Expr, keys: Expr) -> None:
+        here, problem = consumer.here, consumer.problem
+        self.softmax, self.lane, self.step, self.window = (
+            consumer.softmax,
+            here.lane,
+            consumer.by_keys.columns,
+            problem.window,
+        )
+        self.all = tirx.min(keys, last + 1) if problem.causal else keys  # keys before this each query sees
+        self.some = last + WGMMA_ROWS - (problem.window or 0)  # keys before this not each query sees
+        rows = [last + 1 + wgmma_element(here.warp, here.lane, 2 * half)[0] for half in range(HALVES)]
+        self.bounds = [T.Bind(tirx.min(keys, row)) if problem.causal else keys for row in rows]
+        self.firsts = [row - (problem.window or 0) for row in rows]
+
+    @T.inline
+    def leave_out(self, begin):
+        """Emit the removal of a step's scores whose keys are not seen; ``begin`` is its first key."""
+        if begin + self.step > self.all:
+            self.softmax.leave_out([bound - begin for bound in self.bounds], self.lane)
+        if self.window is not None:
+            if begin < self.some:
+                self.softmax.leave_out([first - begin for first in self.firsts], self.lane, True)
+
+
+@T.meta_class
 class _Consumer:
     """A consumer warpgroup: its queries' scores, weights and results, and its place in the ring."""
 
@@ -646,10 +684,9 @@ class _Consumer:
         IRBuilder.name("masked", scores.found)
         return _Masked(scores, keys)
 
-    def bounds(self, first: Expr, keys: Expr) -> tuple[Expr, ...]:
-        """Return, for each of a lane's rows, the first key that it does not see; ``first`` is the warpgroup's query."""
-        rows = [first + wgmma_element(self.here.warp, self.here.lane, 2 * half)[0] for half in range(HALVES)]
-        return tuple(T.Bind(tirx.min(keys, row + 1)) if self.problem.causal else keys for row in rows)
+    def seen(self, last: Expr, keys: Expr) -> _Seen:
+        """Find the keys that the warpgroup's queries see, the first of them up to ``last`` if attention is causal."""
+        return _Seen(self, last, keys)
 
     @T.inline
     def score(self):

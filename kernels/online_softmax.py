@@ -7,7 +7,7 @@ Source: Milakov and Gimelshein, "Online normalizer calculation for softmax" (arX
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 
 from tvm import tirx
@@ -55,14 +55,15 @@ class OnlineSoftmax:
         self.base = T.alloc_local((HALVES,), "float32")
         self.chains = T.alloc_local((chains,), "float32")
 
-    def leave_out(self, bounds: tuple[Expr, Expr], lane: Expr) -> None:
-        """Emit the removal of scores from a tile whose column is not below its row's bound."""
+    def leave_out(self, bounds: Sequence[Expr], lane: Expr, below: bool = False) -> None:
+        """Emit the removal of scores whose column is not below its row's bound, or, of those that are ``below``."""
         for half in range(HALVES):
             inside = T.Bind(
                 bounds[half] - wgmma_element(0, lane, 0)[1]
             )  # of the columns that begin at the lane's first
             for register in self._registers(half):
-                kept = wgmma_element(0, 0, register)[1] < inside
+                column = wgmma_element(0, 0, register)[1]
+                kept = column >= inside if below else column < inside
                 T.buffer_store(self.scores, T.Select(kept, self.scores[register], T.float32(NEVER)), [register])
 
     def take(self, first: bool) -> None:

@@ -7,8 +7,8 @@
     after    o = call_tir(attention, q, k, v)          # tensor maps of the tokens at hand; no scores in memory
 
 Taken are ``R.nn.attention`` and ``R.nn.attention_bias``, and what these are written out as: two products with a softmax
-between them, scores times a constant, cast, masked by ``key <= query`` or by an operand. Operands are read in the
-tensors that they are views of (:mod:`relax.attention_operands`). The kernels are linked with the module
+between them, scores times a constant, cast, masked by ``key <= query``, by a window or by an operand. Operands are
+read in the tensors that they are views of (:mod:`relax.attention_operands`). The kernels are linked with the module
 (:mod:`relax.linking`). What is left is logged, with the reason, at level debug.
 """
 
@@ -115,6 +115,7 @@ class AttentionMatch:
     o_layout: str
     from_end: bool = False
     mask: MaskOperand | None = None
+    window: int | None = None
 
     def __post_init__(self) -> None:
         """Raise NotTaken for operands that do not fit each other; IllegalWorkload for what the kernel does not take."""
@@ -164,6 +165,7 @@ class AttentionMatch:
             from_end=self.from_end,
             mask=self.mask.kind if self.mask else None,
             starts=(self.q.start, self.k.start, self.v.start),
+            window=self.window,
         )
 
     def form(self, multiprocessors: int) -> AttentionForm:
@@ -205,6 +207,7 @@ class AttentionMatch:
             made = made.with_body(tirx.SeqStmt([check, made.body]))
         how = f"TMA, {tile.rows} queries, {tile.keys} keys, {form.stages} stages"
         how += ", causal" * problem.causal
+        how += f", a window of {self.window}" if self.window else ""
         how += f", {self.mask.kind}" if self.mask else ""
         made = made.with_attr(SCHEDULED, True).with_attr("tirx.noalias", True).with_attr(HOW, how)
         return with_kernels(closed(made, NAME, numbers_elements=False), code.device)
@@ -376,12 +379,15 @@ class _Search:
             for operand, tokens in zip(call.args, ("queries", "keys", "keys"))
         )
         causal, window = call.attrs.causal_mask, call.attrs.window_size
-        if window is not None or causal not in (None, *CAUSAL):
-            raise NotTaken("a window, or a mask of another kind", value=window or causal, remedy=LEAVE)
+        if causal not in (None, *CAUSAL):
+            raise NotTaken("a mask of another kind", value=causal, remedy=LEAVE)
         if call.attrs.scale is None and not is_constant(call.args[0].ty.shape[HEAD]):
             raise NotTaken("a head is as long as run time says", value=q[-1].extents[HEAD], remedy=LEAVE)
         scale = int(q[-1].extents[HEAD]) ** -0.5 if call.attrs.scale is None else float(call.attrs.scale.value)
-        masking = Masking(frozenset() if causal is None else frozenset({CAUSAL[causal]}))
+        masking = Masking(
+            frozenset() if causal is None else frozenset({CAUSAL[causal]}),
+            window=None if window is None else int(window),
+        )
         extents = [call.args[0].ty.shape[place] for place in (0, 2, 1)] + [call.args[1].ty.shape[1]]
         for bias in call.args[3:]:
             masking &= MaskReader(self.elements, extents).added(bias)
@@ -458,7 +464,7 @@ def _joined(
     chosen = [[way for way in ways if way.sharing == sharing][-1] for ways, sharing in wanted]
     scale *= chosen[0].factor * chosen[1].factor
     from_end = LAST in masking.causal and not as_many
-    return AttentionMatch(*chosen, scale, bool(masking.causal), o_layout, from_end, masking.operand)
+    return AttentionMatch(*chosen, scale, bool(masking.causal), o_layout, from_end, masking.operand, masking.window)
 
 
 @contextlib.contextmanager

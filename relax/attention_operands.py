@@ -186,16 +186,18 @@ def _named(source: relax.Expr, extents: Mapping[tirx.Var, ir.Expr]) -> list[ir.E
 
 @dataclass(frozen=True)
 class Masking:
-    """Describe masks and biases of scores: causal from the first or last query, an operand, or both."""
+    """Describe masks and biases of scores: causal from the first or last query, with a window or not; an operand."""
 
     causal: frozenset[str] = frozenset()
     operand: MaskOperand | None = None
+    window: int | None = None
 
     def __and__(self, other: Masking) -> Masking:
         """Mask by both; NotTaken for two operands."""
         if self.operand and other.operand:
             raise NotTaken("two masks are operands", value=self.operand.source, remedy=LEAVE)
-        return Masking(self.causal | other.causal, self.operand or other.operand)
+        window = min((each for each in (self.window, other.window) if each is not None), default=None)
+        return Masking(self.causal | other.causal, self.operand or other.operand, window)
 
 
 class MaskReader:
@@ -223,8 +225,8 @@ class MaskReader:
         return self._seen(mask, self.elements.broadcast(mask, self.own))
 
     def _seen(self, mask: relax.Expr, at: Sequence[ir.Expr]) -> Masking:
-        """Take a mask apart: ``key <= query`` is causal, one operand may be left."""
-        found, left = Masking(), []
+        """Take a mask apart: ``key <= query`` is causal, ``key > query - n`` its window, one operand may be left."""
+        found, lower, left = Masking(), [], []
         for tensor, place in self.elements.parts(mask, at):
             if (array := array_of(self.elements.maker(tensor))) is not None and array.ndim >= 2:
                 found &= self._constant(tensor, place, array, np.ones_like(array))
@@ -234,32 +236,50 @@ class MaskReader:
                 continue
             if (kind := self._causal(value)) is not None:
                 found &= Masking(frozenset({kind}))
+            elif (hidden := keys_later(value, True, self.own[2], self.own[3])) is not None:
+                lower.append((hidden, tensor, place))
             else:
                 left.append((tensor, place))
+        for hidden, *part in lower:
+            if (window := self._window(hidden, found.causal)) is not None:
+                found &= Masking(window=window)
+            else:
+                left.append(part)
         if len(left) == 1:
             return found & Masking(operand=self._operand(*left[0]))
         return found & Masking(operand=self._operand(mask, at)) if left else found
 
     def _causal(self, value: ir.Expr) -> str | None:
         """Tell from which end a condition is causal; None for other conditions."""
-        queries, keys = self.extents[2:]
         later = keys_later(value, False, self.own[2], self.own[3])
-        if later is None:
-            return None
-        if same_number(later, tirx.const(0, "int64")):
-            return FIRST
-        return LAST if same_number(later, keys - queries) else None
+        same = (kind for kind, own in self._later.items() if later is not None and same_number(later, own))
+        return next(same, None)
+
+    @property
+    def _later(self) -> dict[str, ir.Expr]:
+        """List how many keys more than its own number a query sees, by the end from which attention is causal."""
+        queries, keys = self.extents[2:]
+        return {FIRST: tirx.const(0, "int64"), LAST: keys - queries}
+
+    def _window(self, hidden: ir.Expr, causal: frozenset[str]) -> int | None:
+        """Return the window of causal attention that hides ``key <= query + hidden``; None where there is none."""
+        widths = [self.elements.analyzer.simplify(self._later[kind] - hidden) for kind in causal]
+        return next((int(width) for width in widths if is_constant(width) and int(width) >= 1), None)
 
     def _constant(self, mask: relax.Expr, place: Sequence[ir.Expr], seen: np.ndarray, known: np.ndarray) -> Masking:
-        """Read a constant, where a query sees a key: causal, or always true; an operand otherwise."""
+        """Read a constant, where a query sees a key: causal, in a window, or always true; an operand otherwise."""
         queries, keys = self.extents[2:]
         if known.all() and seen.all():
             return Masking()
         in_place = len(place) > 1 and all(index.same_as(own) for index, own in zip(place[-2:], self.own[2:]))
         if known.all() and in_place and is_constant(queries) and is_constant(keys):
+            window = int(seen.sum(-1).max())  # keys that a query sees at most
             for kind, later in ((FIRST, 0), (LAST, int(keys) - int(queries))):
-                if (seen == np.tri(int(queries), int(keys), later, dtype=bool)).all():
+                causal, hidden = (np.tri(int(queries), int(keys), last, dtype=bool) for last in (later, later - window))
+                if (seen == causal).all():
                     return Masking(frozenset({kind}))
+                if window and (seen == causal & ~hidden).all():
+                    return Masking(frozenset({kind}), window=window)
         return Masking(operand=self._operand(mask, place))
 
     def _operand(self, mask: relax.Expr, at: Sequence[ir.Expr]) -> MaskOperand:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from tvm import relax
@@ -116,6 +118,36 @@ def constant_causal(emit: Emit, given: Tensors) -> relax.Expr:
     return attend(emit, given["q"], given["k"], given["v"], relax.const(bias[None, None]))
 
 
+def windowed(width: int) -> Callable[[Emit, Tensors], relax.Expr]:
+    """As Mistral's mask is: ``key > query - width`` and ``key <= query``, the last query that of the last key."""
+
+    def write(emit: Emit, given: Tensors) -> relax.Expr:
+        queries, keys = given["q"].ty.shape[2], given["k"].ty.shape[2]
+        columns = emit(op.expand_dims(emit(op.arange(0, keys, 1, "int64")), 0))
+        rows = emit(op.expand_dims(emit(op.arange(keys - queries, keys, 1, "int64")), 1))
+        near = emit(op.greater(columns, emit(op.subtract(rows, relax.const(width, "int64")))))
+        seen = emit(op.bitwise_and(near, emit(op.less_equal(columns, rows))))
+        if "m" in given:
+            seen = emit(op.bitwise_and(seen, emit(op.reshape(given["m"], [2, 1, 1, keys]))))
+        else:
+            seen = emit(op.expand_dims(seen, [0, 1]))
+        return attend(emit, given["q"], given["k"], given["v"], hiding(emit, seen))
+
+    return write
+
+
+def by_operator(emit: Emit, given: Tensors) -> relax.Expr:
+    """A window by TVM's operator, of operands by tokens."""
+    made = emit(op.nn.attention(given["q"], given["k"], given["v"], causal_mask="BottomRight", window_size=9))
+    return emit(op.reshape(made, [2, 20, 128]))
+
+
+def constant_window(emit: Emit, given: Tensors) -> relax.Expr:
+    """A mask of bools that was folded to a constant."""
+    seen = hidden_later(20, 36, 16, 9) == 0
+    return attend(emit, given["q"], given["k"], given["v"], hiding(emit, relax.const(seen[None, None])))
+
+
 def by_position(emit: Emit, given: Tensors) -> relax.Expr:
     """A bias for each head, the same for the whole batch."""
     return attend(emit, given["q"], given["k"], given["v"], emit(op.expand_dims(given["m"], 0)))
@@ -206,6 +238,46 @@ CASES = {
         lambda _, queries, keys: hidden_later(queries, keys),
         causal=True,
     ),
+    "a window": Case(
+        windowed(9),
+        BY_HEADS,
+        ("q", "k", "v"),
+        lambda q, k, v: (q, k, v),
+        lambda _, queries, keys: hidden_later(queries, keys, 0, 9),
+        causal=True,
+        window=9,
+    ),
+    "a window, with padding, the last query sees the last key": Case(
+        windowed(30),
+        {"q": (2, 2, 20, 64), "k": (2, 2, 36, 64), "v": (2, 2, 36, 64), "m": (2, 36)},
+        ("q", "k", "v", "m"),
+        lambda q, k, v, m: (q, k, v),
+        lambda m, queries, keys: hidden_keys(m) + hidden_later(queries, keys, 16, 30),
+        Mask("bool", ("batch",), even_keys=True),
+        causal=True,
+        from_end=True,
+        window=30,
+        dtypes={"m": "bool"},
+    ),
+    "a window by the operator": Case(
+        by_operator,
+        dict.fromkeys("qkv", (2, 20, 2, 64)),
+        ("q", "k", "v"),
+        lambda *given: tuple(each.transpose(0, 2, 1, 3) for each in given),
+        lambda _, queries, keys: hidden_later(queries, keys, 0, 9),
+        causal=True,
+        window=9,
+    ),
+    "a window, a constant": Case(
+        constant_window,
+        {"q": (1, 2, 20, 64), "k": (1, 2, 36, 64), "v": (1, 2, 36, 64)},
+        ("q", "k", "v"),
+        lambda q, k, v: (q, k, v),
+        lambda _, queries, keys: hidden_later(queries, keys, 16, 9),
+        causal=True,
+        from_end=True,
+        window=9,
+    ),
     "a bias by position": Case(
         by_position,
         BY_HEADS | {"m": (2, "n", "n")},
@@ -232,7 +304,8 @@ def test_operands_are_found_where_they_lie(name: str) -> None:
     read = [one.q.source, one.k.source, one.v.source, *([one.mask.source] if one.mask else [])]
     assert tuple(each.name for each in read) == case.read
     assert (one.mask.kind if one.mask else None) == case.mask
-    assert (one.causal, one.from_end, one.scale) == (case.causal, case.from_end, pytest.approx(case.scale))
+    assert (one.causal, one.from_end, one.window) == (case.causal, case.from_end, case.window)
+    assert one.scale == pytest.approx(case.scale)
 
 
 @pytest.mark.sampled(3)

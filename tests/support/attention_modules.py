@@ -36,6 +36,7 @@ class Case:
     mask: Mask | None = None
     causal: bool = False
     from_end: bool = False
+    window: int | None = None
     scale: float = 0.125
     dtypes: Mapping[str, str] = field(default_factory=dict)
 
@@ -92,9 +93,10 @@ def expanded(emit: Emit, given: Tensors) -> relax.Expr:
     return attend(emit, given["q"], repeated(given["k"]), repeated(by_tokens(emit, given["v"])))
 
 
-def hidden_later(queries: int, keys: int, later: int = 0) -> np.ndarray:
-    """What hides keys that are later than a query."""
-    return np.where(np.tri(queries, keys, later, dtype=bool), 0, -np.inf)
+def hidden_later(queries: int, keys: int, later: int = 0, window: int | None = None) -> np.ndarray:
+    """What hides keys that are later than a query, or before its window."""
+    below = np.tri(queries, keys, later - (keys + queries if window is None else window), dtype=bool)
+    return np.where(np.tri(queries, keys, later, dtype=bool) & ~below, 0, -np.inf)
 
 
 def drawn(case: Case, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:

@@ -139,7 +139,10 @@ def right_and_bound(problem: Attention, given: Mapping[str, np.ndarray]) -> tupl
         scores = np.where(given["M"], scores, -np.inf)
     if problem.causal:
         later = problem.keys - problem.queries if problem.from_end else 0
-        scores = np.where(np.tri(problem.queries, problem.keys, later, dtype=bool), scores, -np.inf)
+        seen = np.tri(problem.queries, problem.keys, later, dtype=bool)
+        if problem.window is not None:
+            seen &= ~np.tri(problem.queries, problem.keys, later - problem.window, dtype=bool)
+        scores = np.where(seen, scores, -np.inf)
     weights = np.exp(scores - np.nan_to_num(scores.max(-1, keepdims=True), neginf=0))
     weights /= np.where(weights.any(-1, keepdims=True), weights.sum(-1, keepdims=True), 1)
     right, sizes = (np.einsum("bhij,bhjd->bhid", weights, each) for each in (v, abs(v)))
