@@ -49,6 +49,7 @@ INSTRUCTIONS = {
     r"wgmma\.wait_group\.sync\.aligned": "emu::wgmma_wait",
     r"ex2\.approx\.f32": "emu::ex2<false>",
     r"ex2\.approx\.ftz\.f32": "emu::ex2<true>",
+    r"tanh\.approx\.f32": "emu::tanh_approx",
     r"cvt\.rna\.tf32\.f32": "emu::cvt_rna_tf32",
     r"cvt\.rn\.f16x2\.f32": "emu::cvt_f16x2",
     r"cvt\.rn\.bf16x2\.f32": "emu::cvt_bf16x2",

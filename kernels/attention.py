@@ -59,6 +59,7 @@ LAYOUTS = (BY_TOKEN, BY_HEAD)
 FIRST_TURN = 1 + MOST_CONSUMERS  # the number of a named barrier; those before it are the consumers' own
 MOST_PLACES = 4  # of queries: those of a tile are loaded so many tiles ahead, less one
 SCALES = (1e-15, 1e15)  # what is left out still has no weight, and the least score times it is a float32
+CAPS = (1e-3, 1e6)  # the same
 HEADS = (32, 64, 80, 96, 128, 256)  # elements of a head: steps of wgmma, and sums that registers hold
 
 
@@ -68,18 +69,20 @@ class Attention:
 
     Q and O have ``heads`` of ``head`` elements, K and V ``kv_heads``, each of which ``heads / kv_heads`` neighbouring
     heads share. ``causal``: query i sees the keys j <= i alone; ``from_end``, as many more as there are more keys than
-    queries, so that the last query sees all; with a ``window``, the last ``window`` of these. ``mask`` hides further
-    keys, or is added to scaled scores. Results of a query that sees no key are zeros. ``starts`` says for Q, K and V in
-    which matrix of their tensor map, and in which column there, they begin (:attr:`matrices`): they may be parts of
-    larger tensors. Layouts are "bshd" [batch, tokens, heads, head] or "bhsd" [batch, heads, tokens, head]. Scores,
-    weights' sums and results are added up in float32; weights, at most 1, are rounded to ``dtype`` for the second
-    product.
+    queries, so that the last query sees all; with a ``window``, the last ``window`` of these. ``soft_cap``: scaled
+    scores become ``soft_cap · tanh(scores / soft_cap)`` (error: :meth:`OnlineSoftmax.cap`). ``mask`` hides further
+    keys, or is added to scaled, capped scores. Results of a query that sees no key are zeros. ``starts`` says for Q, K
+    and V in which matrix of their tensor map, and in which column there, they begin (:attr:`matrices`): they may be
+    parts of larger tensors. Layouts are "bshd" [batch, tokens, heads, head] or "bhsd" [batch, heads, tokens, head].
+    Scores, weights' sums and results are added up in float32; weights, at most 1, are rounded to ``dtype`` for the
+    second product.
 
     Raises
     ------
     IllegalWorkload : on construction, for extents below 1, heads that cannot be shared out, elements of a head that are
         not 32, 64, 80, 96, 128 or 256, another dtype or layout, a scale that is not from 1e-15 to 1e15, ``from_end`` or
-        a window without ``causal``, a window below 1, and operands of 2**31 elements.
+        a window without ``causal``, a window below 1, a cap that is not from 1e-3 to 1e6, and operands of 2**31
+        elements.
     """
 
     batch: int
@@ -99,6 +102,7 @@ class Attention:
     mask: Mask | None = None
     starts: tuple[tuple[int, int], ...] = ((0, 0),) * 3
     window: int | None = None
+    soft_cap: float | None = None
 
     def __post_init__(self) -> None:
         extents = (self.batch, self.queries, self.keys, self.heads, self.kv_heads)
@@ -120,6 +124,12 @@ class Attention:
             (self.from_end and not self.causal, "mask from the end", "not causal", "causal"),
             (self.window is not None and not self.causal, "window", "not causal", "causal"),
             (self.window is not None and self.window < 1, "window", self.window, "1 and more"),
+            (
+                self.soft_cap is not None and not CAPS[0] <= self.soft_cap <= CAPS[1],
+                "soft cap",
+                self.soft_cap,
+                "{:g} to {:g}".format(*CAPS),
+            ),
             (elements >= MAX_ELEMENTS, "operand", f"{elements} elements", f"below {MAX_ELEMENTS}"),
             (masked >= MAX_ELEMENTS, "mask", f"{masked} elements", f"below {MAX_ELEMENTS}"),
         ):
@@ -160,9 +170,14 @@ class Attention:
         return self.from_end or self.mask is not None or self.window is not None
 
     @property
+    def score_scale(self) -> float:
+        """Return the factor of scores before a mask is added: their cap, where they are tanh of scores by then."""
+        return self.scale if self.soft_cap is None else self.soft_cap
+
+    @property
     def softmax_scale(self) -> float:
         """Return the factor of scores in the softmax: 1 with a mask that is added, to scores scaled before."""
-        return 1.0 if self.mask and self.mask.is_added else self.scale
+        return 1.0 if self.mask and self.mask.is_added else self.score_scale
 
     def place(self, name: str, one: Expr, head: Expr) -> tuple[Expr, Expr]:
         """Return which matrix of an operand a head of the batch's ``one`` is in, and its first column there."""
@@ -418,6 +433,7 @@ def attention(
                             mine.answered(answered, before)  # whose results have left by now
                     masked.fetch(at.begin)
                     mine.scored(0)
+                    mine.cap()
                     masked.apply()
                     seen.leave_out(at.begin)
                     mine.softmax.take(True)
@@ -430,6 +446,7 @@ def attention(
                         begin = T.meta_var(at.begin + (step + 1) * tile.keys)
                         masked.fetch(begin)
                         mine.scored(1)
+                        mine.cap()
                         masked.apply()
                         seen.leave_out(begin)
                         mine.softmax.take(False)  # beside the sums: no wait for these must stand in this basic block
@@ -680,7 +697,7 @@ class _Consumer:
             ):
                 row = row * extent + place if axis in self.problem.mask.along else row
             rows.append(T.Bind(row * keys))
-        scores = MaskedScores(self.problem.mask, mask, self.scores, self.problem.scale, rows, self.here.lane)
+        scores = MaskedScores(self.problem.mask, mask, self.scores, self.problem.score_scale, rows, self.here.lane)
         IRBuilder.name("masked", scores.found)
         return _Masked(scores, keys)
 
@@ -709,6 +726,11 @@ class _Consumer:
         """Emit the wait for the scores, beside which other products may be unfinished; their keys' stage is empty."""
         retire(self.scores, in_flight)
         release(self.shared.empty, self.keys_at, self.here)
+
+    def cap(self) -> None:
+        """Emit the scores' soft cap, if there is one; its factor comes later (:attr:`Attention.score_scale`)."""
+        if self.problem.soft_cap is not None:
+            self.softmax.cap(self.problem.scale / self.problem.soft_cap)
 
     @T.inline
     def summed(self):

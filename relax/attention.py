@@ -7,9 +7,9 @@
     after    o = call_tir(attention, q, k, v)          # tensor maps of the tokens at hand; no scores in memory
 
 Taken are ``R.nn.attention`` and ``R.nn.attention_bias``, and what these are written out as: two products with a softmax
-between them, scores times a constant, cast, masked by ``key <= query``, by a window or by an operand. Operands are
-read in the tensors that they are views of (:mod:`relax.attention_operands`). The kernels are linked with the module
-(:mod:`relax.linking`). What is left is logged, with the reason, at level debug.
+between them, scores times a constant, capped by ``tanh``, cast, masked by ``key <= query``, by a window or by an
+operand. Operands are read in the tensors that they are views of (:mod:`relax.attention_operands`). The kernels are
+linked with the module (:mod:`relax.linking`). What is left is logged, with the reason, at level debug.
 """
 
 from __future__ import annotations
@@ -116,6 +116,7 @@ class AttentionMatch:
     from_end: bool = False
     mask: MaskOperand | None = None
     window: int | None = None
+    soft_cap: float | None = None
 
     def __post_init__(self) -> None:
         """Raise NotTaken for operands that do not fit each other; IllegalWorkload for what the kernel does not take."""
@@ -166,6 +167,7 @@ class AttentionMatch:
             mask=self.mask.kind if self.mask else None,
             starts=(self.q.start, self.k.start, self.v.start),
             window=self.window,
+            soft_cap=self.soft_cap,
         )
 
     def form(self, multiprocessors: int) -> AttentionForm:
@@ -208,6 +210,7 @@ class AttentionMatch:
         how = f"TMA, {tile.rows} queries, {tile.keys} keys, {form.stages} stages"
         how += ", causal" * problem.causal
         how += f", a window of {self.window}" if self.window else ""
+        how += f", soft cap {self.soft_cap:g}" if self.soft_cap else ""
         how += f", {self.mask.kind}" if self.mask else ""
         made = made.with_attr(SCHEDULED, True).with_attr("tirx.noalias", True).with_attr(HOW, how)
         return with_kernels(closed(made, NAME, numbers_elements=False), code.device)
@@ -242,22 +245,29 @@ class _Result:
 class _Scores:
     """Treat scores before their softmax: times ``scale``; ``fill`` in the place of a later key's, if any.
 
-    ``added`` are masks that are added, each with the scale of what it is added to.
+    ``added`` are masks that are added. With a ``soft_cap`` c scores become ``c · tanh(scale · scores / c)`` first.
     """
 
     scale: float = 1.0
     fill: float | None = None
     added: tuple[relax.Expr, ...] = ()
+    soft_cap: float | None = None
 
     def times(self, factor: float) -> _Scores:
         """Multiply scores first."""
         return replace(self, scale=self.scale * factor)
 
     def plus(self, mask: relax.Expr) -> _Scores:
-        """Add a mask first; NotTaken where the sum is scaled."""
-        if self.scale != 1:
-            raise NotTaken("a mask is scaled with the scores", value=self.scale, remedy=LEAVE)
+        """Add a mask first; NotTaken where the sum is scaled or capped."""
+        if self.scale != 1 or self.soft_cap is not None:
+            raise NotTaken("a mask is scaled or capped with the scores", value=self.scale, remedy=LEAVE)
         return replace(self, added=(*self.added, mask))
+
+    def capped(self) -> _Scores:
+        """Take scores' tanh first, whose factor is the cap; NotTaken for a second one."""
+        if self.soft_cap is not None:
+            raise NotTaken("scores are capped twice", value=self.soft_cap, remedy=LEAVE)
+        return replace(self, soft_cap=self.scale)
 
     def cast(self, dtype: object) -> _Scores:
         """Cast scores first, which rounds them no more; NotTaken for what is no float of 16 bits or more."""
@@ -277,7 +287,9 @@ class _Scores:
             return self.times(value.b.value).of(value.a, query, key)
         if isinstance(value, tirx.Div) and isinstance(value.b, tirx.FloatImm) and value.b.value:
             return self.times(1 / value.b.value).of(value.a, query, key)
-        if (choice := _choice(value)) is not None:
+        if isinstance(value, ir.Call) and value.op == ir.Op.get("tirx.tanh"):
+            return self.capped().of(value.args[0], query, key)
+        if self.soft_cap is None and (choice := _choice(value)) is not None:
             condition, *sides = choice
             for kept, other, is_else in ((*sides, False), (*sides[::-1], True)):
                 if isinstance(other, tirx.FloatImm) and _says_not_later(condition, is_else, query, key):
@@ -414,7 +426,8 @@ class _Search:
         extents = [*made.ty.shape]
         for mask in scores.added:
             masking &= MaskReader(self.elements, extents).added(mask)
-        return _joined(q, k, v, scores.scale, masking, BY_HEAD, same_number(*extents[2:]))
+        one = _joined(q, k, v, scores.scale, masking, BY_HEAD, same_number(*extents[2:]))
+        return replace(one, soft_cap=scores.soft_cap)
 
     def _before(self, call: relax.Call, after: _Scores) -> tuple[_Scores, relax.Expr]:
         """Put what a call does to scores in front, and return whose they are; NotTaken for other calls."""
@@ -424,6 +437,8 @@ class _Search:
             one, other = call.args if _is(call, "divide") or number_of(call.args[0]) is None else call.args[::-1]
             if number := float(number_of(other) or 0):
                 return after.times(1 / number if _is(call, "divide") else number), one
+        if _is(call, "tanh"):
+            return after.capped(), call.args[0]
         if _is(call, "add"):
             scores = next((operand for operand in call.args if self._are_scores(operand)), None)
             if scores is not None:

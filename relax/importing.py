@@ -23,7 +23,7 @@ from tvm import relax
 from tvm.tirx import FloatImm
 
 ATTENTION = "scaled_dot_product_attention"
-KEPT = (ATTENTION, "linear", "silu")  # operators that stay whole
+KEPT = (ATTENTION, "linear", "matmul", "silu")  # operators that stay whole
 TOKENS_FIRST = [0, 2, 1, 3]
 CONVOLUTIONS = [f"conv{rank}d{kind}" for rank in (1, 2, 3) for kind in ("", "_transpose")]
 

@@ -78,6 +78,7 @@ template <bool flushes> inline void ex2(float& to, float from) {
   if (!(power < 0x1p-126)) to = float(power);
   else to = flushes ? 0 : float_of(uint32_t(nearbyint(power * 0x1p149)));
 }
+inline void tanh_approx(float& to, float from) { to = __tanhf(from); }
 
 }  // namespace emu
 

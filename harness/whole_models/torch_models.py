@@ -6,6 +6,7 @@ At one of three sizes: :data:`SMALL` for the emulator, :data:`REDUCED` for compu
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -313,6 +314,25 @@ def gemma_2b_layer(size: Size) -> Made:
     wide = {"hidden_size": 2048, "intermediate_size": 16384, "num_attention_heads": 8, "num_key_value_heads": 1}
     settings = {"vocab_size": 256000, "num_hidden_layers": 1, "head_dim": 256} | wide
     return language_model("Gemma", size, "num_hidden_layers", GROUPED | {"head_dim": 64}, **settings)
+
+
+@model
+def gemma2_2b_layers(size: Size) -> Made:
+    """Two layers of Gemma 2 2B, one of them with a window; scores are capped."""
+    wide = {"hidden_size": 2304, "intermediate_size": 9216, "num_attention_heads": 8, "num_key_value_heads": 4}
+    settings = {"vocab_size": 256000, "head_dim": 256, "sliding_window": 128, "attn_implementation": "eager"} | wide
+    two = dataclasses.replace(size, layers=2)
+    return language_model(
+        "Gemma2", two, "num_hidden_layers", GROUPED | {"head_dim": 64, "sliding_window": 9}, **settings
+    )
+
+
+@model
+def mistral_7b_layer(size: Size) -> Made:
+    """One layer of Mistral 7B, with its embedding and head; a window of 128 tokens."""
+    wide = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8}
+    settings = {"vocab_size": 32000, "num_hidden_layers": 1, "sliding_window": 128} | wide
+    return language_model("Mistral", size, "num_hidden_layers", GROUPED | {"sliding_window": 9}, **settings)
 
 
 @model

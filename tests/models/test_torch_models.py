@@ -10,10 +10,13 @@ from collections.abc import Callable
 from importlib.util import find_spec
 
 import pytest
+from tvm.ir.transform import Sequential
 
 from support.torch_models import Errors, InEmulator, OnGpu, imported, in_float32, torch
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.whole_models.torch_models import MODELS, REAL, SMALL, make
+from tensorir_ladder.relax.attention import attention_in
+from tensorir_ladder.relax.passes import FoldConstants, SimplifyShapes, SinkReshapes
 
 MACHINE = machine_for("sm_90a")
 FACTOR = 2  # of the errors that torch makes in float16
@@ -42,6 +45,23 @@ def test_small_models_are_right_in_the_emulator(name: str, form: str) -> None:
         allowed = Errors.of(made.module(*inputs), reference)
         found = Errors.of(run(inputs, weights), reference)
         assert found.within(allowed, FACTOR), (found, allowed)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["known", "dynamic"])
+@pytest.mark.parametrize(
+    ("name", "wanted"), [("mistral_7b_layer", [(9, None)]), ("gemma2_2b_layers", [(9, 50.0), (None, 50.0)])]
+)
+def test_windows_and_soft_caps_are_found(
+    name: str, wanted: list[tuple[int | None, float | None]], dynamic: bool
+) -> None:
+    """At known lengths nothing is left of the mask."""
+    mod, _ = imported(make(name, SMALL), dynamic)
+    mod = Sequential([SimplifyShapes(), FoldConstants(), SinkReshapes()])(mod)
+    found = [*attention_in(mod["main"], mod).values()]
+    assert [(one.causal, one.from_end, one.window, one.soft_cap) for one in found] == [
+        (True, False, *each) for each in wanted
+    ]
+    assert dynamic or not any(one.mask for one in found)
 
 
 @pytest.mark.gpu

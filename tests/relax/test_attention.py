@@ -144,6 +144,16 @@ def times(number: float, dtype: str = "float16") -> Any:
     return lambda builder, scores: builder.emit(op.multiply(relax.const(number, dtype), scores))
 
 
+def capped(number: float) -> Any:
+    """Scores capped as Gemma 2 does it: over a number, their tanh, times the number."""
+
+    def middle(builder: relax.BlockBuilder, scores: relax.Expr) -> relax.Expr:
+        inner = builder.emit(op.divide(scores, relax.const(number, "float16")))
+        return builder.emit(op.multiply(builder.emit(op.tanh(inner)), relax.const(number, "float16")))
+
+    return middle
+
+
 def over(number: float) -> Any:
     """Scores over a number, then as float32."""
     return lambda b, scores: b.emit(op.astype(b.emit(op.divide(scores, relax.const(number, "float16"))), "float32"))
@@ -163,6 +173,7 @@ class Form:
     causal: bool
     layouts: str  # of q, k, v and o: t by tokens, h by heads
     dtype: str = "float16"
+    soft_cap: float | None = None
 
     def module(self) -> tvm.IRModule:
         """The module."""
@@ -233,6 +244,26 @@ FORMS = {
         False,
         "hhht",
     ),
+    "capped": Form(
+        by_products(lambda b, s: over(1)(b, capped(5)(b, times(0.125)(b, s)))),
+        TOKENS,
+        TOKENS,
+        0.125,
+        False,
+        "tttt",
+        soft_cap=5,
+    ),
+    "capped by a function, causal": Form(
+        by_products(
+            lambda b, s: masked(lambda i, j: j <= i, scale=5.0)(b, scored(lambda x, i, j: te.tanh(x / 40))(b, s))
+        ),
+        TOKENS,
+        TOKENS,
+        0.125,
+        True,
+        "tttt",
+        soft_cap=5,
+    ),
     "bfloat16": Form(operator(), (3, "n", 2, 64), (3, "m", 2, 64), 0.125, False, "tttt", "bfloat16"),
     "known": Form(by_products(times(0.125)), (2, 17, 4, 64), (2, 33, 4, 64), 0.125, False, "tttt"),
 }
@@ -258,6 +289,7 @@ def test_forms_are_found_with_their_sources(name: str) -> None:
     assert [each.source for each in (one.q, one.k, one.v)] == [*mod["forward"].params]
     assert layouts_of(one) == form.layouts
     assert (one.scale, one.causal) == (pytest.approx(form.scale, rel=1e-3), form.causal)
+    assert one.soft_cap == form.soft_cap
     problem = one.problem()
     assert (problem.heads, problem.kv_heads) == tuple(
         shape[1 if form.layouts[place] == "h" else 2] for place, shape in enumerate((form.q, form.k))
@@ -337,7 +369,18 @@ LEFT: dict[str, tuple[Callable[[], tvm.IRModule], str]] = {
     "masked scores with weight": (
         lambda: module(by_products(masked(lambda i, j: j <= i, fill=-100.0)), KNOWN, KNOWN), "-100"
     ),
-    "another function": (lambda: module(by_products(scored(lambda s, i, j: te.tanh(s))), KNOWN, KNOWN), "done"),
+    "another function": (lambda: module(by_products(scored(lambda s, i, j: te.exp(s))), KNOWN, KNOWN), "done"),
+    "scores capped twice": (
+        lambda: module(by_products(lambda b, s: capped(4)(b, capped(9)(b, s))), KNOWN, KNOWN), "twice"
+    ),
+    "a mask that is capped": (
+        lambda: module(by_products(lambda b, s: b.emit(op.tanh(added(b, s)))), KNOWN, KNOWN), "capped with"
+    ),
+    "a choice that is capped": (
+        lambda: module(by_products(lambda b, s: b.emit(op.tanh(masked(lambda i, j: j <= i)(b, s)))), KNOWN, KNOWN),
+        "done",
+    ),
+    "a cap below 0": (lambda: module(by_products(capped(-4)), KNOWN, KNOWN), "-4"),
     "scores by their place": (
         lambda: module(by_products(scored(lambda s, i, j: s * (i - j).astype("float16"))), KNOWN, KNOWN), "done"
     ),

@@ -24,6 +24,7 @@ BEYOND, APART = 3, 8  # tokens and columns of memory behind those that an operan
 UNTOUCHED = 77.0  # what the output's memory has there
 UNITS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 SINGLE, SMALLEST = 2.0**-24, 2.0**-25
+TANH = 2.0**-16  # of tanh.approx, relative
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,10 @@ def right_and_bound(problem: Attention, given: Mapping[str, np.ndarray]) -> tupl
     k, v = (np.repeat(each, sharing, axis=1) for each in (k, v))
     scores = np.einsum("bhid,bhjd->bhij", q, k) * problem.scale
     size = np.einsum("bhid,bhjd->bhij", abs(q), abs(k)).max(-1, keepdims=True) * problem.scale
+    capped = 0.0
+    if problem.soft_cap is not None:
+        scores = problem.soft_cap * np.tanh(scores / problem.soft_cap)
+        capped = 2 * TANH * abs(scores).max(-1, keepdims=True)
     if problem.mask and problem.mask.is_added:
         scores = scores + given["M"].astype(np.float64)
         size = size + np.nan_to_num(abs(given["M"].astype(np.float64)), posinf=0).max()
@@ -148,7 +153,8 @@ def right_and_bound(problem: Attention, given: Mapping[str, np.ndarray]) -> tupl
     right, sizes = (np.einsum("bhij,bhjd->bhid", weights, each) for each in (v, abs(v)))
     unit = UNITS[problem.dtype]
     smallest = SMALLEST * (1 + abs(v).sum(-2, keepdims=True))  # weights and results that have fewer bits
-    return right, 1.01 * unit * (sizes + abs(right)) + 16 * SINGLE * (1 + size) * sizes + smallest
+    off = 16 * SINGLE * (1 + size) + capped
+    return right, 1.01 * unit * (sizes + abs(right)) + off * sizes + smallest
 
 
 def check(
