@@ -353,7 +353,6 @@ def attention(
     scored = WarpgroupProduct(q, k, tile.keys, problem.dtype)
     summed = WarpgroupProduct(q, v, head, problem.dtype)
     many, high = problem.batch * problem.heads, -(-problem.queries // tile.rows)
-    sharing = problem.heads // problem.kv_heads
     again = any_rows or many * high > workers
     places = tile.places(head, stages) if again else 1
     results = tile.consumers * q.bytes

@@ -23,7 +23,7 @@ def test_other_caps_are_named(cap: float) -> None:
 
 
 @slow
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("cap", [0.5, 50.0, 1e6])
 def test_small_and_large_scores_are_capped(cap: float, dtype: str) -> None:
@@ -34,7 +34,7 @@ def test_small_and_large_scores_are_capped(cap: float, dtype: str) -> None:
 
 
 @slow
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("mask", [Mask("bool", ("batch",)), Mask("float16"), Mask("float32", ("heads", "queries"))])
 @pytest.mark.parametrize("window", [None, 20])
 def test_capped_scores_are_masked(mask: Mask, window: int | None) -> None:
@@ -44,7 +44,7 @@ def test_capped_scores_are_masked(mask: Mask, window: int | None) -> None:
 
 
 @slow
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("head", FORMS)
 def test_heads_of_other_sizes_are_right(head: int) -> None:
     form = FORMS[head][0]

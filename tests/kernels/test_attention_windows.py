@@ -31,7 +31,7 @@ def test_other_windows_are_named() -> None:
 
 
 @slow
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("window", [1, 24, 65, 299, 5000])
 @pytest.mark.parametrize("tile", [SHORT, TILE, AttentionTile(64, 16), AttentionTile(192, 48)], ids=str)
 def test_windows_of_every_size_are_right(tile: AttentionTile, window: int) -> None:
@@ -39,7 +39,7 @@ def test_windows_of_every_size_are_right(tile: AttentionTile, window: int) -> No
 
 
 @slow
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("from_end", [False, True])
 @pytest.mark.parametrize("window", [1, 30, 100])
 def test_queries_and_keys_may_be_of_different_numbers(window: int, from_end: bool) -> None:
@@ -57,7 +57,7 @@ def test_heads_share_keys_in_a_window(dtype: str) -> None:
 
 
 @slow
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("head", FORMS)
 def test_heads_of_other_sizes_are_right(head: int) -> None:
     form = FORMS[head][0]
@@ -65,7 +65,7 @@ def test_heads_of_other_sizes_are_right(head: int) -> None:
 
 
 @slow
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", ["bool", "float16"])
 @pytest.mark.parametrize("along", [("batch",), ("batch", "queries")], ids="-".join)
 def test_a_window_takes_a_mask(along: tuple[str, ...], dtype: str) -> None:
@@ -111,7 +111,7 @@ BROKEN = {
 
 
 @slow
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_kernel_is_found(name: str) -> None:
     form = any_rows(100, AttentionTile(128, 64))
