@@ -22,6 +22,7 @@ from tensorir_ladder.schedules.isa import (
     ROW_BYTES,
     TMA_LOAD,
     TMA_MULTICAST,
+    TMA_STORE,
     TMA_STRIDE_BYTES,
     TMA_SWIZZLE_128B,
     VECTOR_BYTES,
@@ -36,7 +37,6 @@ HINTED = ".L2::cache_hint"
 # The L2 policy that createpolicy.fractional.L2::evict_first makes for the whole of a load: its lines are the first that
 # others replace. Known as a constant from CUTLASS (TMA::CacheHintSm90::EVICT_FIRST).
 EVICT_FIRST = 0x12F0000000000000
-STORE = "cp.async.bulk.tensor.{}d.global.shared::cta.tile.bulk_group"
 
 
 def rows_fit(columns: int, dtype: str) -> bool:
@@ -215,7 +215,7 @@ def load(
 def store(tensor_map: Var | OneMatrix, column: Expr, row: Expr, source: Expr) -> None:
     """Emit the copy of a box in shared memory to the matrix at (row, column), as part of this thread's bulk group."""
     address, place = _place(tensor_map, column, row)
-    T.evaluate(T.ptx[STORE.format(len(place))](address, *place, source))
+    T.evaluate(T.ptx[TMA_STORE.format(len(place))](address, *place, source))
 
 
 def await_stores(read: bool = False) -> None:

@@ -150,10 +150,15 @@ def condition_of(sch: Schedule, block: SBlockRV) -> Any:
 
     Conditions of blocks around it do not count.
     """
+    return realize_of(sch, block).predicate
+
+
+def realize_of(sch: Schedule, block: SBlockRV) -> s_tir.SBlockRealize:
+    """Return a block with its condition and its iterators' values, in terms of the loops around it."""
     stmt, found = sch.get(block), []
     realizes = (s_tir.SBlockRealize, lambda realize: found.append(realize) if realize.block.same_as(stmt) else None)
     tvm_ffi.structural_walk(sch.mod, realizes)
-    return found[0].predicate
+    return found[0]
 
 
 def terms_of(condition: ir.Expr) -> list[ir.Expr]:

@@ -242,6 +242,7 @@ TMA_ARCH = 90  # sm_90 is the first architecture with it, with mbarriers that co
 TMA_STRIDE_BYTES = 16  # rows must begin a multiple of it apart
 TMA_LOAD = "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes"  # of so many dimensions
 TMA_MULTICAST = TMA_LOAD + ".multicast::cluster"
+TMA_STORE = "cp.async.bulk.tensor.{}d.global.shared::cta.tile.bulk_group"
 TMA_SWIZZLE_128B = 3  # CUtensorMapSwizzle
 # CUtensorMapL2promotion. On an H200 23 kernels with 256 bytes were 0.97 times as fast (0.91 where memory decides), and
 # 15 with 64 or none 0.99 times.

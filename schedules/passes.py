@@ -13,9 +13,10 @@ a replay stops.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import tvm
+import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV, StmtSRef
@@ -119,6 +120,40 @@ def with_body(
         block.match_buffers,
         block.annotations if annotations is None else annotations,
     )
+
+
+def with_buffers(
+    stmt: tirx.Stmt,
+    others: Mapping[tirx.Var, tirx.Var],
+    place: Callable[[tirx.Var, Sequence[ir.Expr]], Sequence[ir.Expr]],
+    allocate: bool = True,
+) -> tirx.Stmt:
+    """Return a statement with other buffers, whose elements are at ``place(buffer, indices)`` of those before.
+
+    Blocks declare that they read and write all of them; they allocate them in the others' place, or the caller does.
+    """
+
+    def load(access: ir.TensorLoad) -> ir.Expr:
+        if access.source not in others:
+            return access
+        return others[access.source][tuple(place(access.source, access.indices))]
+
+    def store(access: tirx.BufferStore) -> tirx.Stmt:
+        if access.buffer not in others:
+            return access
+        return tirx.BufferStore(others[access.buffer], access.value, list(place(access.buffer, access.indices)))
+
+    def region(access: ir.TensorRegion) -> ir.TensorRegion:
+        other = others.get(access.source)
+        return access if other is None else other[tuple(slice(0, extent) for extent in other.shape)]
+
+    def block(found: s_tir.SBlock) -> s_tir.SBlock:
+        reads, writes = (list(map(region, regions)) for regions in (found.reads, found.writes))
+        made = [others.get(buffer, buffer) for buffer in found.alloc_buffers if allocate or buffer not in others]
+        name, init, matched = found.name_hint, found.init, found.match_buffers
+        return s_tir.SBlock(found.iter_vars, reads, writes, name, found.body, init, made, matched, found.annotations)
+
+    return tvm_ffi.structural_map(stmt, [(ir.TensorLoad, load), (tirx.BufferStore, store), (s_tir.SBlock, block)])
 
 
 def _root(sch: Schedule) -> SBlockRV:

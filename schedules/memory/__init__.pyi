@@ -2,6 +2,9 @@ from .alignment import AlignedOperand as AlignedOperand
 from .alignment import align_operands as align_operands
 from .alignment import compute_operand as compute_operand
 from .alignment import unaligned_operands as unaligned_operands
+from .box_stores import BoxStore as BoxStore
+from .box_stores import storable_by_tma as storable_by_tma
+from .box_stores import store_by_tma as store_by_tma
 from .staging import CooperativeFetch as CooperativeFetch
 from .staging import accumulate_in_registers as accumulate_in_registers
 from .staging import accumulate_per_tile as accumulate_per_tile

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import tvm_ffi
-from tvm import ir, tirx
+from tvm import ir, s_tir, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 
@@ -30,7 +30,7 @@ from tensorir_ladder.schedules.inspection import (
 from tensorir_ladder.schedules.isa import ROW_BYTES, SECTOR_BYTES, VECTOR_BYTES, WARP
 from tensorir_ladder.schedules.loops.layout import index_map
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes, vectorize_inner, widest_vector
-from tensorir_ladder.schedules.passes import require_pipeline
+from tensorir_ladder.schedules.passes import replace_untraced, require_pipeline, with_loop_body
 
 # On a copy that is not inlined: a kernel of its own (schedules.memory.alignment), or out of rows in shared memory
 # (schedules.tensor_cores.warpgroup).
@@ -472,6 +472,18 @@ def initialize_before(sch: Schedule, block: SBlockRV, loop: LoopRV) -> SBlockRV:
                  for k:  C[i, j] += ...
     """
     return sch.decompose_reduction(block, loop)
+
+
+def drop_condition(sch: Schedule, block: SBlockRV, by: str) -> None:
+    """Let a block run in every iteration of its loops, of which some are beyond what they were cut from.
+
+    ``by`` is the function that does so, for a replay's message.
+    """
+    stmt = sch.get(block)
+    inner = sch.get(sch.get_loops(block)[-1])
+    always = s_tir.SBlockRealize(inner.body.iter_values, True, stmt)
+    changed = with_loop_body(inner, always)
+    replace_untraced(sch, sch.get_sref(sch.get_loops(block)[-1]), changed, by, {stmt: stmt})
 
 
 def _rounds_and_threads(sch: Schedule, loops: list[LoopRV], threads: tuple[int, int], width: int) -> list[LoopRV]:

@@ -19,15 +19,19 @@ Sources: CUDA driver API, cuTensorMapEncodeTiled; PTX ISA, "cp.async.bulk.tensor
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
+from tvm.backend.cuda.op import cuda_func_call
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.script import tirx as T
 
-from tensorir_ladder.schedules.errors import IllegalSchedule
+from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalSchedule
 from tensorir_ladder.schedules.inspection import (
     DEVICE_SCOPES,
     SHARED_SCOPES,
@@ -35,6 +39,7 @@ from tensorir_ladder.schedules.inspection import (
     is_constant,
     loop_extent,
     loops_below,
+    loops_of,
     replaced,
     terms_of,
     thread_tag,
@@ -42,20 +47,25 @@ from tensorir_ladder.schedules.inspection import (
 from tensorir_ladder.schedules.isa import (
     PIECE_ROWS,
     ROW_BYTES,
+    TMA_ARCH,
     TMA_L2_PROMOTION_128B,
     TMA_STRIDE_BYTES,
+    TMA_SWIZZLE_128B,
     VECTOR_BYTES,
+    WARP,
     WIDEST,
 )
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.memory.swizzling import SWIZZLE
-from tensorir_ladder.schedules.passes import require_pipeline
+from tensorir_ladder.schedules.passes import require_pipeline, with_body
 
 GRID = "blockIdx.x"
 BOXES = "rows_of_a_box"  # on a loop over rows: how many columns of panels side by side are copied, 0 for all
 MOST_DIMENSIONS = 5  # of a tensor map
 BOX_BYTES = 128  # what a box's place in shared memory is a multiple of
 MOST_BLOCKS = 8  # of a cluster, on any GPU that has clusters
+_BEYOND_FIRST = "  if (threadIdx.x >= 32 || threadIdx.y != 0 || threadIdx.z != 0) return false;\n"
+_HOLDS = "\n__forceinline__ __device__ void holds_boxes(void* tile) {}\n"
 SHARED_BY = "blocks_that_share_a_box"  # on the same loop: how many, and how far apart their numbers are
 
 
@@ -309,3 +319,119 @@ def encode_tensor_map(
         swizzle=swizzle,
         l2_promotion=TMA_L2_PROMOTION_128B,
     )
+
+
+@dataclass(frozen=True)
+class BoxMap:
+    """A tensor map: of which buffer, the rows and columns of its boxes, and whether they are swizzled."""
+
+    source: tirx.Var
+    rows: int
+    columns: int
+    swizzled: bool
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a box's row."""
+        return self.columns * dtype_bytes(self.source.dtype)
+
+    def encode(self, tensor_map: tirx.Var) -> list[tirx.Stmt]:
+        """Write the host's statements that make it."""
+        sizes, itemsize = list(self.source.shape)[::-1], dtype_bytes(self.source.dtype)
+        strides = [itemsize * math.prod(sizes[:count]) for count in range(1, len(sizes))]
+        box = self.columns, self.rows, *(1 for _ in sizes[2:])
+        swizzle = TMA_SWIZZLE_128B if self.swizzled else 0
+        call = encode_tensor_map(tensor_map, self.source, sizes, strides, box, swizzle)
+        return [tirx.Bind(tensor_map, tirx.op.tvm_stack_alloca("tensormap", 1)), tirx.Evaluate(call)]
+
+
+class TensorMaps:
+    """The tensor maps that a function's kernels need, each made once by its host; ``suffix`` ends their names."""
+
+    def __init__(self, suffix: str) -> None:
+        self.suffix = suffix
+        self.made: dict[BoxMap, tirx.Var] = {}
+
+    def of(self, described: BoxMap) -> tirx.Var:
+        """Return the map of such boxes."""
+        name = f"{described.source.name}_{self.suffix}"
+        while any(name == other.name and key != described for key, other in self.made.items()):
+            name += "_"
+        return self.made.setdefault(described, tirx.Var(name, T.handle("tensormap").ty))
+
+    def encoded_in(self, function: tirx.PrimFunc) -> tirx.PrimFunc:
+        """Let a function that is not lowered yet begin by making the maps."""
+        encoded = [stmt for described, tensor_map in self.made.items() for stmt in described.encode(tensor_map)]
+        block = function.body.block
+        made = with_body(block, tirx.SeqStmt([*encoded, block.body]))
+        return function.with_body(s_tir.SBlockRealize([], True, made))
+
+
+def check_tma(function: tirx.PrimFunc) -> None:
+    """Raise IllegalPipeline for a function that is lowered for a GPU without TMA."""
+    target = function.attrs.get("target") if function.attrs else None
+    arch = re.fullmatch(r"sm_(\d+)[af]?", str(target.attrs.get("arch", "")) if target is not None else "")
+    if arch and int(arch.group(1)) < TMA_ARCH:
+        raise IllegalPipeline(
+            "a GPU without TMA",
+            value=arch.group(),
+            limit=f"sm_{TMA_ARCH} and newer",
+            remedy="let the block's threads copy (fetch_cooperatively, store_by_rows)",
+        )
+
+
+def count_warps(grid: tirx.For) -> int:
+    """Return the warps of a kernel's blocks; IllegalPipeline where a warp's threads are not beside each other."""
+    extents = {
+        thread_tag(loop): int(loop.extent) for loop in loops_of(grid) if thread_tag(loop).startswith("threadIdx")
+    }
+    beside = extents.get("threadIdx.x", 1)
+    if beside % WARP:
+        raise IllegalPipeline(
+            "threads beside each other, of which a warp issues copies by TMA",
+            loop="threadIdx.x",
+            value=beside,
+            limit=f"a multiple of {WARP}",
+            remedy="bind a loop of that many iterations to threadIdx.x",
+        )
+    return math.prod(extents.values()) // WARP
+
+
+def element_address(place: ir.TensorLoad) -> ir.Expr:
+    """Return an element's address in the form that TVM moves with the buffer, and counts as a use of it.
+
+    Said to be read, whatever is done there: between reads TVM puts no barriers, which the mbarriers stand for.
+    """
+    offset: ir.Expr = tirx.const(0, "int32")
+    for index, extent in zip(place.indices, place.source.shape):
+        offset = offset * extent + index
+    return place.source.access_ptr("r", offset=sym.Analyzer().simplify(offset), extent=1)
+
+
+def elected(name: str, unless: str = "") -> str:
+    """Return the CUDA text of a function that is true in one of a warp's threads; ``unless``: where it returns before.
+
+    The compiler knows that one lane is left behind elect.sync; from "thread == 0" it makes a loop over lanes around
+    every instruction that takes a tensor map.
+    """
+    return f"""
+__forceinline__ __device__ bool {name}() {{
+{unless}  unsigned int elected;
+  asm volatile(
+      "{{\\n.reg .pred p;\\n"
+      "elect.sync _|p, 0xffffffff;\\n"
+      "selp.u32 %0, 1, 0, p;\\n}}"
+      : "=r"(elected));
+  return elected;
+}}
+"""
+
+
+def is_elected(name: str) -> ir.Expr:
+    """Return the condition, as a CUDA function of that name, that is true in one thread of a block's first warp."""
+    return cuda_func_call(name, source_code=elected(name, unless=_BEYOND_FIRST), return_type="bool")
+
+
+def hold_boxes(address: ir.Expr) -> tirx.Stmt:
+    """Return a statement that does nothing, but is a use of a tile for TVM, which makes room for what it sees used."""
+    return tirx.Evaluate(cuda_func_call("holds_boxes", address, source_code=_HOLDS))

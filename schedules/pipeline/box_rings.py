@@ -31,9 +31,7 @@ them ends, so that none does while something of its own is on its way.
 from __future__ import annotations
 
 import functools
-import math
 import operator
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -48,18 +46,26 @@ from tensorir_ladder.schedules.inspection import PIPELINE_STAGE, SHARED_SCOPES, 
 from tensorir_ladder.schedules.isa import (
     ATOM_BYTES,
     PIECE_ROWS,
-    TMA_ARCH,
     TMA_LOAD,
     TMA_MULTICAST,
-    TMA_SWIZZLE_128B,
-    WARP,
 )
-from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.memory.swizzling import SWIZZLE
-from tensorir_ladder.schedules.memory.tensor_maps import BOXES, GRID, SHARED_BY, chosen_value, encode_tensor_map
-from tensorir_ladder.schedules.passes import with_body, with_loop_body
+from tensorir_ladder.schedules.memory.tensor_maps import (
+    BOXES,
+    GRID,
+    SHARED_BY,
+    BoxMap,
+    TensorMaps,
+    check_tma,
+    chosen_value,
+    count_warps,
+    element_address,
+    hold_boxes,
+    is_elected,
+)
+from tensorir_ladder.schedules.passes import with_body, with_buffers, with_loop_body
 from tensorir_ladder.schedules.pipeline.one_barrier import GATE, RETIRE, SYNC, whole_buffer
-from tensorir_ladder.schedules.pipeline.own_warp import BRINGS, OWN_WARP, elected
+from tensorir_ladder.schedules.pipeline.own_warp import BRINGS, OWN_WARP
 from tensorir_ladder.schedules.tiles import SHORT_RING
 
 FIRST_WARP = "is_elected"  # the condition of what one thread of the first warp does
@@ -85,8 +91,6 @@ __forceinline__ __device__ void mbarrier_wait(void* barrier, int parity) {
   while (!mbarrier_is_through(barrier, parity)) {}
 }
 """
-_BEYOND_FIRST = "  if (threadIdx.x >= 32 || threadIdx.y != 0 || threadIdx.z != 0) return false;\n"
-_HOLDS = "\n__forceinline__ __device__ void holds_boxes(void* tile) {}\n"
 # A lane for each of a cluster's blocks, at the barrier that has the same place in that block's memory.
 _ARRIVE = """
 __forceinline__ __device__ void mbarrier_arrive_in(void* barrier, unsigned int blocks) {
@@ -127,30 +131,6 @@ ALONE = _Shared(1, 1)
 
 
 @dataclass(frozen=True)
-class _Map:
-    """A tensor map: of which buffer, the rows and columns of its boxes, and whether they arrive swizzled."""
-
-    source: tirx.Var
-    rows: int
-    columns: int
-    swizzled: bool
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a box's row."""
-        return self.columns * dtype_bytes(self.source.dtype)
-
-    def encode(self, tensor_map: tirx.Var) -> list[tirx.Stmt]:
-        """Write the host's statements that make it."""
-        sizes, itemsize = list(self.source.shape)[::-1], dtype_bytes(self.source.dtype)
-        strides = [itemsize * math.prod(sizes[:count]) for count in range(1, len(sizes))]
-        box = self.columns, self.rows, *(1 for _ in sizes[2:])
-        swizzle = TMA_SWIZZLE_128B if self.swizzled else 0
-        call = encode_tensor_map(tensor_map, self.source, sizes, strides, box, swizzle)
-        return [tirx.Bind(tensor_map, tirx.op.tvm_stack_alloca("tensormap", 1)), tirx.Evaluate(call)]
-
-
-@dataclass(frozen=True)
 class _Box:
     """Describe what arrives in a block by one instruction, or by one of each of the blocks that it is shared by.
 
@@ -158,7 +138,7 @@ class _Box:
     of one instruction, of which the last one may have fewer.
     """
 
-    described: _Map
+    described: BoxMap
     first: tuple[ir.Expr, ...]
     place: ir.TensorLoad
     shared: _Shared
@@ -180,7 +160,7 @@ def lower_boxes(function: tirx.PrimFunc) -> tirx.PrimFunc:
         retires, and of which two blocks share more than one copy; for threads beside each other that are no whole
         warps; for a target older than sm_90.
     """
-    maps: dict[_Map, tirx.Var] = {}
+    maps = TensorMaps("map")
 
     def lowered(grid: tirx.For) -> tirx.Stmt:
         if thread_tag(grid) != GRID or not _marked(grid):
@@ -189,7 +169,7 @@ def lower_boxes(function: tirx.PrimFunc) -> tirx.PrimFunc:
         shared = {_shared_by(loop) for loop in _marked(grid)} - {ALONE}
         cluster = max((each.cluster for each in shared), default=1)
         _check_nested(grid, sorted(shared))
-        kernel = _Kernel(cluster, tirx.floormod(grid.loop_var, cluster), sorted(shared), _warps(grid))
+        kernel = _Kernel(cluster, tirx.floormod(grid.loop_var, cluster), sorted(shared), count_warps(grid))
 
         def ring(loop: tirx.For) -> tirx.Stmt:
             pipelined = PIPELINE_STAGE in loop.annotations and _marked(loop)
@@ -205,13 +185,11 @@ def lower_boxes(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
     if not _marked(function.body):
         return function
-    _check_target(function)
+    check_tma(function)
     body = tvm_ffi.structural_map(function.body, (tirx.For, lowered))
     if left := _marked(body):
         raise _no_ring(left[0], "a copy by TMA stands in no pipelined loop of a grid's blocks")
-    encoded = [stmt for described, tensor_map in maps.items() for stmt in described.encode(tensor_map)]
-    made = with_body(body.block, tirx.SeqStmt([*encoded, body.block.body]))
-    return function.with_body(s_tir.SBlockRealize([], True, made))
+    return maps.encoded_in(function.with_body(body))
 
 
 def asks_for_boxes(stmt: tirx.Stmt) -> bool:
@@ -257,19 +235,6 @@ def _check_nested(grid: tirx.For, shared: list[_Shared]) -> None:
         ends = each.cluster
 
 
-def _check_target(function: tirx.PrimFunc) -> None:
-    """Raise IllegalPipeline for a function that is lowered for a GPU without TMA."""
-    target = function.attrs.get("target") if function.attrs else None
-    arch = re.fullmatch(r"sm_(\d+)[af]?", str(target.attrs.get("arch", "")) if target is not None else "")
-    if arch and int(arch.group(1)) < TMA_ARCH:
-        raise IllegalPipeline(
-            "a GPU without TMA",
-            value=arch.group(),
-            limit=f"sm_{TMA_ARCH} and newer",
-            remedy="spread copies over the block's threads (fetch_cooperatively)",
-        )
-
-
 def _ended_by(stmt: tirx.Stmt, last: tirx.Stmt) -> tirx.Stmt:
     """Put a statement at the end of what a block's threads do."""
     if isinstance(stmt, tirx.For) and thread_tag(stmt):
@@ -312,27 +277,6 @@ def _rings(stmt: tirx.Stmt) -> list[tirx.For]:
     note = (tirx.For, lambda loop: found.append(loop) if PIPELINE_STAGE in loop.annotations else None)
     tvm_ffi.structural_walk(stmt, note)
     return [loop for loop in found if _marked(loop)]
-
-
-def _warps(grid: tirx.For) -> int:
-    """Return the warps of a kernel's blocks; IllegalPipeline where a warp's threads are not beside each other."""
-    extents: dict[str, int] = {}
-
-    def note(loop: tirx.For) -> None:
-        if thread_tag(loop).startswith("threadIdx"):
-            extents[thread_tag(loop)] = int(loop.extent)
-
-    tvm_ffi.structural_walk(grid, (tirx.For, note))
-    beside = extents.get("threadIdx.x", 1)
-    if beside % WARP:
-        raise IllegalPipeline(
-            "threads beside each other, of which a warp brings boxes",
-            loop="threadIdx.x",
-            value=beside,
-            limit=f"a multiple of {WARP}",
-            remedy="bind a loop of that many iterations to threadIdx.x",
-        )
-    return math.prod(extents.get(f"threadIdx.{axis}", 1) for axis in "xyz") // WARP
 
 
 @dataclass(frozen=True)
@@ -381,7 +325,7 @@ class _Ring:
     TVM would count a stage more for that order, so that the ring's tiles get their stages here (:meth:`_with_stages`).
     """
 
-    def __init__(self, loop: tirx.For, maps: dict[_Map, tirx.Var], kernel: _Kernel) -> None:
+    def __init__(self, loop: tirx.For, maps: TensorMaps, kernel: _Kernel) -> None:
         self.loop, self.maps, self.kernel = loop, maps, kernel
         parts, places = self._parts(loop.body), list(map(int, loop.annotations[PIPELINE_STAGE]))
         marks = [part.block.annotations if isinstance(part, s_tir.SBlockRealize) else {} for part in parts]
@@ -412,8 +356,8 @@ class _Ring:
         body = self._body(body)
         ring = with_loop_body(loop, body, kept)
         # TVM gives buffers that only a loop uses stages of its own count: these are used in front of it, too.
-        first = [_address(tile[tuple(0 for _ in tile.shape)]) for tile in tiles]
-        used = [tirx.Evaluate(cuda_func_call("holds_boxes", each, source_code=_HOLDS)) for each in first]
+        first = [element_address(tile[tuple(0 for _ in tile.shape)]) for tile in tiles]
+        used = [hold_boxes(each) for each in first]
         parts = [*used, self._ready(), ring]
         if self.kernel.cluster > 1:  # the wait is at the kernel's end
             parts.append(tirx.Evaluate(T.ptx.barrier.cluster.arrive.relaxed.aligned()))
@@ -449,28 +393,8 @@ class _Ring:
                         shape, buffer.dtype, buffer.name, scope=buffer.scope(), layout=None
                     )
 
-        def load(access: ir.TensorLoad) -> ir.Expr:
-            return tiles[access.source][(self.stage, *access.indices)] if access.source in tiles else access
-
-        def store(access: tirx.BufferStore) -> tirx.Stmt:
-            if access.buffer not in tiles:
-                return access
-            return tirx.BufferStore(tiles[access.buffer], access.value, [self.stage, *access.indices])
-
-        def block(found: s_tir.SBlock) -> s_tir.SBlock:
-            kept = [buffer for buffer in found.alloc_buffers if buffer not in tiles]
-            reads, writes = ([staged(region) for region in regions] for regions in (found.reads, found.writes))
-            name, init, matched = found.name_hint, found.init, found.match_buffers
-            return s_tir.SBlock(
-                found.iter_vars, reads, writes, name, found.body, init, kept, matched, found.annotations
-            )
-
-        def staged(region: ir.TensorRegion) -> ir.TensorRegion:
-            tile = tiles.get(region.source)
-            return region if tile is None else tile[tuple(slice(0, extent) for extent in tile.shape)]
-
         tvm_ffi.structural_walk(body, (s_tir.SBlock, note))
-        body = tvm_ffi.structural_map(body, [(ir.TensorLoad, load), (tirx.BufferStore, store), (s_tir.SBlock, block)])
+        body = with_buffers(body, tiles, lambda _, indices: [self.stage, *indices], allocate=False)
         return body, list(tiles.values())
 
     def _parts(self, body: tirx.Stmt) -> list[tirx.Stmt]:
@@ -515,7 +439,9 @@ class _Ring:
             cluster = T.ptx.barrier.cluster
             fence = T.ptx.fence.mbarrier_init.release.cluster()
             met = [tirx.Evaluate(cluster.arrive.relaxed.aligned()), tirx.Evaluate(cluster.wait.acquire.aligned())]
-        parts = tirx.SeqStmt([tirx.IfThenElse(_elected(), tirx.SeqStmt(made), None), tirx.Evaluate(fence), *met])
+        parts = tirx.SeqStmt(
+            [tirx.IfThenElse(is_elected(FIRST_WARP), tirx.SeqStmt(made), None), tirx.Evaluate(fence), *met]
+        )
         return s_tir.SBlockRealize([], True, s_tir.SBlock([], [], [], "ready", parts))
 
     def _brought(self, stmt: tirx.Stmt) -> tirx.Stmt:
@@ -528,8 +454,8 @@ class _Ring:
         asked = [tirx.Evaluate(expected), *map(self._loaded, boxes)]
         free = _wait(self._empty(self.stage), (self.turn + 1) % 2) if self.retires else _met()
         refilled = tirx.IfThenElse(self.stages <= self.tile, free, None)
-        is_elected = _elected(BRINGS if self.own_warp else FIRST_WARP)
-        parts = [tirx.IfThenElse(is_elected, tirx.SeqStmt([*([refilled] if self.retires else []), *asked]), None)]
+        one = is_elected(BRINGS if self.own_warp else FIRST_WARP)
+        parts = [tirx.IfThenElse(one, tirx.SeqStmt([*([refilled] if self.retires else []), *asked]), None)]
         made = s_tir.SBlockRealize([], True, s_tir.SBlock([], [], filled, "boxes", stmt))
         return _instead(made, *([] if self.retires else [refilled]), *parts)
 
@@ -545,26 +471,22 @@ class _Ring:
             rest = tirx.IfThenElse(place == whole, rest, None)
         return tirx.IfThenElse(place < whole, asked, rest)
 
-    def _load(self, box: _Box, described: _Map, row: ir.Expr | int) -> ir.Expr:
+    def _load(self, box: _Box, described: BoxMap, row: ir.Expr | int) -> ir.Expr:
         first, place = box.first, box.place
-        name = f"{described.source.name}_map"
-        while any(name == other.name and key != described for key, other in self.maps.items()):
-            name += "_"
-        tensor_map = self.maps.setdefault(described, tirx.Var(name, T.handle("tensormap").ty))
         kind, more = TMA_LOAD, []
         if box.shared.blocks > 1:
             mask = tirx.Cast("uint16", box.shared.mask(self.kernel.rank))
             kind, more = TMA_MULTICAST, [mask]
             first = (*first[:-2], first[-2] + row, first[-1])
             place = place.source[(*place.indices[:-2], place.indices[-2] + row, place.indices[-1])]
-        load = T.ptx[kind.format(len(first))]
-        return load(_address(place), tirx.address_of(tensor_map), *first[::-1], self._full(self.stage), *more)
+        load, tensor_map = T.ptx[kind.format(len(first))], tirx.address_of(self.maps.of(described))
+        return load(element_address(place), tensor_map, *first[::-1], self._full(self.stage), *more)
 
     def _full(self, stage: ir.Expr | int) -> ir.Expr:
-        return _address(self.words[stage])
+        return element_address(self.words[stage])
 
     def _empty(self, stage: ir.Expr | int) -> ir.Expr:
-        return _address(self.words[stage + self.stages])
+        return element_address(self.words[stage + self.stages])
 
 
 def _boxes(stmt: tirx.Stmt, at: dict[tirx.Var, ir.Expr]) -> Iterator[_Box]:
@@ -600,7 +522,7 @@ def _box(rows: tirx.For, at: dict[tirx.Var, ir.Expr]) -> _Box:
     shared = _shared_by(rows)
     height = int(rows.extent)
     share = -(-height // (shared.blocks * PIECE_ROWS)) * PIECE_ROWS if shared.blocks > 1 else height
-    described = _Map(load.source, share, columns, SWIZZLE in inner.block.annotations)
+    described = BoxMap(load.source, share, columns, SWIZZLE in inner.block.annotations)
     return _Box(described, first, store.buffer[place], shared, height)
 
 
@@ -609,21 +531,6 @@ def _marked(stmt: tirx.Stmt) -> list[tirx.For]:
     found: list[tirx.For] = []
     tvm_ffi.structural_walk(stmt, (tirx.For, lambda loop: found.append(loop) if BOXES in loop.annotations else None))
     return found
-
-
-def _address(place: ir.TensorLoad) -> ir.Expr:
-    """Return an element's address in the form that TVM moves with the buffer, and counts as a use of it.
-
-    Said to be read, whatever is done there: between reads TVM puts no barriers, which the mbarriers stand for.
-    """
-    offset: ir.Expr = tirx.const(0, "int32")
-    for index, extent in zip(place.indices, place.source.shape):
-        offset = offset * extent + index
-    return place.source.access_ptr("r", offset=sym.Analyzer().simplify(offset), extent=1)
-
-
-def _elected(name: str = FIRST_WARP) -> ir.Expr:
-    return cuda_func_call(name, source_code=elected(name, unless=_BEYOND_FIRST), return_type="bool")
 
 
 def _instead(realize: s_tir.SBlockRealize, *parts: tirx.Stmt) -> tirx.Stmt:

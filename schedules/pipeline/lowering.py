@@ -15,6 +15,7 @@ from tensorir_ladder.schedules.loops.early_launch import lower_early_launches, m
 from tensorir_ladder.schedules.loops.quotients import divide_without_carries, divide_without_signs
 from tensorir_ladder.schedules.loops.residency import lower_residency
 from tensorir_ladder.schedules.loops.serpentine import lower_serpentines
+from tensorir_ladder.schedules.memory.box_stores import lower_box_stores
 from tensorir_ladder.schedules.memory.swizzling import lower_swizzles
 from tensorir_ladder.schedules.memory.workspaces import pass_workspaces
 from tensorir_ladder.schedules.passes import PIPELINE, admit, needs_of, on_functions, root_of
@@ -84,7 +85,8 @@ def tir_pipeline() -> tuple[Pass, Pass, Pass]:
 
 def _compact() -> list[Pass]:
     """List the passes up to compact buffers, and those that need these."""
-    return [on_functions(_gated), compact_blocks(), on_functions(lower_boxes), lower_fragments(), lower_swizzles()]
+    boxes = map(on_functions, (lower_boxes, lower_box_stores))
+    return [on_functions(_gated), compact_blocks(), *boxes, lower_fragments(), lower_swizzles()]
 
 
 def lower_ahead(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:

@@ -31,7 +31,7 @@ from tvm.s_tir.schedule import LoopRV
 from tensorir_ladder.schedules.errors import IllegalPipeline
 from tensorir_ladder.schedules.inspection import PIPELINE_STAGE, SHARED_SCOPES, loop_name, replaced
 from tensorir_ladder.schedules.isa import WARP
-from tensorir_ladder.schedules.memory.tensor_maps import has_boxes
+from tensorir_ladder.schedules.memory.tensor_maps import elected, has_boxes
 from tensorir_ladder.schedules.passes import require_pipeline, with_loop_body
 from tensorir_ladder.schedules.pipeline.one_barrier import RETIRE, SYNC
 
@@ -45,25 +45,6 @@ _OWN = """
 __forceinline__ __device__ bool is_warp(unsigned int warp) {
   return __shfl_sync(0xffffffffu, threadIdx.x / 32, 0) == warp;
 }
-"""
-
-
-def elected(name: str, unless: str = "") -> str:
-    """Return the CUDA text of a function that is true in one of a warp's threads; ``unless``: where it returns before.
-
-    The compiler knows that one lane is left behind elect.sync; from "thread == 0" it makes a loop over lanes around
-    every instruction that takes a tensor map.
-    """
-    return f"""
-__forceinline__ __device__ bool {name}() {{
-{unless}  unsigned int elected;
-  asm volatile(
-      "{{\\n.reg .pred p;\\n"
-      "elect.sync _|p, 0xffffffff;\\n"
-      "selp.u32 %0, 1, 0, p;\\n}}"
-      : "=r"(elected));
-  return elected;
-}}
 """
 
 

@@ -41,6 +41,8 @@ from tensorir_ladder.schedules.inspection import (
     loop_name,
     loops_below,
     operand_regions,
+    realize_of,
+    replaced,
     statements_under,
 )
 from tensorir_ladder.schedules.isa import PANEL, SWIZZLED_PIECES, VECTOR_BYTES, WARP
@@ -57,6 +59,7 @@ from tensorir_ladder.schedules.memory.staging import (
     KEPT,
     CooperativeFetch,
     accumulate_in_registers,
+    drop_condition,
     fetch_cooperatively,
     initialize_before,
     inline_data_movement,
@@ -381,21 +384,12 @@ def store_by_rows(
         panel, column = sch.split(column, [None, PANEL])
         sch.reorder(panel, row, column)
     if whole and all(region.source.scope() == FRAGMENT for region in sch.get(write_back).reads):
-        _drop_predicate(sch, write_back)
+        drop_condition(sch, write_back, "store_by_rows")
     stored = fetch_cooperatively(sch, rows, loop, threads, vectorize=True)
     if stored.width * dtype_bytes(output.dtype) < VECTOR_BYTES:
         # Many rounds of little each: a swizzle's turn of them written out, so that addresses are constants apart.
         sch.unroll(sch.split(stored.rounds, [None, math.gcd(loop_extent(sch, stored.rounds), SWIZZLED_PIECES)])[1])
     return stored
-
-
-def _drop_predicate(sch: Schedule, block: SBlockRV) -> None:
-    """Let a block run in every iteration of its loops, of which some are beyond what they were cut from."""
-    stmt = sch.get(block)
-    inner = sch.get(sch.get_loops(block)[-1])
-    always = s_tir.SBlockRealize(inner.body.iter_values, True, stmt)
-    changed = with_loop_body(inner, always)
-    replace_untraced(sch, sch.get_sref(sch.get_loops(block)[-1]), changed, "store_by_rows", {stmt: stmt})
 
 
 def stage_for_warpgroups(
@@ -604,12 +598,6 @@ def _retire_all(sch: Schedule, computing: SBlockRV, instruction: Wgmma) -> s_tir
 
 def _region_of(sch: Schedule, block: SBlockRV) -> ir.TensorRegion:
     """Return the region that a block writes, in terms of the loops around it."""
-    stmt, found = sch.get(block), []
-
-    def note(realize: s_tir.SBlockRealize) -> None:
-        if realize.block.same_as(stmt):
-            found.append(realize)
-
-    tvm_ffi.structural_walk(sch.get(sch.get_loops(block)[-1]).body, (s_tir.SBlockRealize, note))
-    values = {iterator.var: value for iterator, value in zip(stmt.iter_vars, found[0].iter_values)}
-    return tvm_ffi.structural_map(stmt.writes[0], (tirx.Var, lambda var: values.get(var, var)))
+    stmt, realize = sch.get(block), realize_of(sch, block)
+    values = {iterator.var: value for iterator, value in zip(stmt.iter_vars, realize.iter_values)}
+    return replaced(stmt.writes[0], values)
