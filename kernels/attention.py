@@ -57,7 +57,7 @@ from tensorir_ladder.schedules.workloads import MAX_ELEMENTS
 BY_TOKEN, BY_HEAD = "bshd", "bhsd"
 LAYOUTS = (BY_TOKEN, BY_HEAD)
 FIRST_TURN = 1 + MOST_CONSUMERS  # the number of a named barrier; those before it are the consumers' own
-MOST_PLACES = 4  # of queries: those of a tile are loaded so many tiles ahead, less one
+MOST_PLACES = 4  # for queries of different tiles in shared memory; with n of them, n - 1 tiles are loaded ahead
 SCALES = (1e-15, 1e15)  # what is left out still has no weight, and the least score times it is a float32
 CAPS = (1e-3, 1e6)  # the same
 HEADS = (32, 64, 80, 96, 128, 256)  # elements of a head: steps of wgmma, and sums that registers hold
@@ -333,7 +333,7 @@ def attention(
     of its queries sees, and tiles of the last queries, which have most to do, come first; blocks take tiles from either
     end of each round by turns, so that none has the longest of all. With a window a tile begins with the step that has
     the first key that one of its queries sees. Consumers issue a step's products in turns, so that
-    one's softmax lies beside the other's products.
+    one computes its softmax while the other's products run.
 
     ``workers`` blocks are launched, or as many as there are tiles if these are fewer: one for each multiprocessor.
 

@@ -48,8 +48,8 @@ class OnlineSoftmax:
 
     ``scores`` are a warpgroup's accumulators (:func:`schedules.isa.wgmma_element`) of one tile after the other;
     ``scale`` is above 0. The first tile must have a score in each row that is not left out, unless rows
-    ``may_be_empty``: sums of a row without scores are zeros. A row's largest score and its sum are found by so many
-    ``chains`` of operations side by side, in each of which an operation waits for the one before.
+    ``may_be_empty``: sums of a row without scores are zeros. A row's largest score and its sum are found by
+    ``chains`` of dependent operations, which are independent of each other.
     """
 
     def __init__(self, scores: Buffer, scale: float, may_be_empty: bool = False, chains: int = 1) -> None:

@@ -64,7 +64,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-autotune", action="store_true", help="of --torch: beside torch.compile's max-autotune, too"
     )
-    text = "of --torch: beside torch with each backend of its scaled_dot_product_attention alone, too"
+    text = "of --torch: compare with each backend of torch's scaled_dot_product_attention, too"
     parser.add_argument("--sdpa", action="store_true", help=text)
     of_a_range = "a range names the usual ones in it"
     parser.add_argument(

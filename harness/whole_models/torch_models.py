@@ -383,7 +383,7 @@ def mixer_b16(size: Size) -> Made:
 
 
 class Attention(nn.Module):
-    """Attention alone as models have it: heads lie beside each other in a token's row, of inputs and of the output."""
+    """Compute attention alone in the layout that models use: [batch, tokens, heads, head], inputs and output."""
 
     def __init__(self, heads: int, causal: bool) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """Check and time a PyTorch model as it comes: by the pipeline, torch, torch.compile and TVM's own rules, interleaved.
 
 GPU time is that of the model's kernels with their launches queued behind a kernel that waits, so that the host's part
-is hidden; of a call that waits for results of its own, or has more launches than the queue, it is the sum of its
-kernels by a profile, without what lies between them. Wall time is from the call until the GPU is done. The model's
+is hidden. Where a call synchronizes, or has more launches than the queue holds, it is the sum of its kernels' times in
+a profile, without the gaps between them. Wall time is from the call until the GPU is done. The model's
 weights and inputs lie where calls before left them: a model that fits the L2 finds it warm, as in use.
 """
 

@@ -229,7 +229,10 @@ def _check_tile(sch: Schedule, write_back: SBlockRV, own: list[tirx.For]) -> lis
 
 @dataclass(frozen=True)
 class _Tile:
-    """What one thread stores: ``rows`` by ``columns``, from ``first`` of ``output`` on; the tile as it was and is."""
+    """Describe what one thread stores: ``rows`` by ``columns``, to ``output`` from ``first`` on.
+
+    ``before`` and ``after`` are the buffers of the tile in shared memory: as scheduled, and as boxes.
+    """
 
     rows: int
     columns: int

@@ -46,7 +46,7 @@ def test_capped_scores_are_masked(mask: Mask, window: int | None) -> None:
 @slow
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("head", FORMS)
-def test_heads_of_other_sizes_are_right(head: int) -> None:
+def test_heads_of_other_sizes_are_right_with_a_window_and_a_cap(head: int) -> None:
     form = FORMS[head][0]
     check(Form(replace(SMALL, head=head, window=100), form.tile, form.stages))
 

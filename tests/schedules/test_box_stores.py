@@ -14,7 +14,7 @@ from tvm.target import Target
 
 from support.boxes import HOPPER
 from support.functions import check_function
-from support.warpgroups import SMALL, check_on_cpu
+from support.warpgroups import SMALL, check_on_cpu, product_of_any_rows
 from tensorir_ladder.harness.build import lower_schedule
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.loops import bind_batched_grid, contraction_loops, pad_to_tile
@@ -82,18 +82,7 @@ def test_epilogues_and_batches_are_stored_too(dtype: str, tile: str, by_tma: boo
 @pytest.mark.emulator
 @pytest.mark.parametrize("m", [1, 77, 130])
 def test_of_rows_whose_number_only_the_call_knows_the_tensor_map_is_made_at_each_call(m: int) -> None:
-    @T.prim_func(s_tir=True)
-    def main(a: T.handle, b: T.handle, c: T.handle, m: T.int32) -> None:
-        A = T.match_buffer(a, (m, 264), "float16")
-        B = T.match_buffer(b, (264, 136), "float16")
-        C = T.match_buffer(c, (m, 136), "float32")
-        for i, j, k in T.grid(m, 136, 264):
-            with T.sblock("matmul"):
-                vi, vj, vk = T.axis.remap("SSR", [i, j, k])
-                with T.init():
-                    C[vi, vj] = T.float32(0)
-                C[vi, vj] = C[vi, vj] + T.Cast("float32", A[vi, vk]) * T.Cast("float32", B[vk, vj])
-
+    main = product_of_any_rows()
     check_function(main, lower_ahead(stored(main).mod["main"], TARGET), TARGET, sizes={"m": m})
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from tvm import tirx
 from tvm.s_tir import Schedule
+from tvm.script import tirx as T
 
 from tensorir_ladder.harness.execution import compile_serial, numpy_dtype, run_guarded
 from tensorir_ladder.schedules.tensor_cores import (
@@ -59,3 +61,21 @@ def check_on_cpu(
     error = np.abs(result.astype(np.float64) - expected.astype(np.float64)).max()
     rounding = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 1e-5}[problem.out_dtype]
     assert error < rounding * np.abs(expected).max()
+
+
+def product_of_any_rows() -> tirx.PrimFunc:
+    """Write C = A · B, 264 by 136, of as many rows as the call has."""
+
+    @T.prim_func(s_tir=True)
+    def main(a: T.handle, b: T.handle, c: T.handle, m: T.int32) -> None:
+        A = T.match_buffer(a, (m, 264), "float16")
+        B = T.match_buffer(b, (264, 136), "float16")
+        C = T.match_buffer(c, (m, 136), "float32")
+        for i, j, k in T.grid(m, 136, 264):
+            with T.sblock("matmul"):
+                vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+                with T.init():
+                    C[vi, vj] = T.float32(0)
+                C[vi, vj] = C[vi, vj] + T.Cast("float32", A[vi, vk]) * T.Cast("float32", B[vk, vj])
+
+    return main
