@@ -39,6 +39,7 @@ from tensorir_ladder.relax.passes import (
     RecogniseNorms,
     SimplifyShapes,
     SinkReshapes,
+    ViewResults,
     WidenInRows,
     WriteOutAttention,
 )
@@ -139,6 +140,7 @@ def fuse_operators(target: Target, kernels: bool = False, prepare: bool = False)
             relax.transform.FuseTIR(),
             DequantizeInProduct(),
             relax.transform.FuseTIR(),
+            ViewResults(),
         ]
         with target:
             return Sequential(passes)(mod)

@@ -13,4 +13,5 @@ from .read_transposed import ReadTransposed as ReadTransposed
 from .recognise_norms import RecogniseNorms as RecogniseNorms
 from .simplify_shapes import SimplifyShapes as SimplifyShapes
 from .sink_reshapes import SinkReshapes as SinkReshapes
+from .view_results import ViewResults as ViewResults
 from .write_out_attention import WriteOutAttention as WriteOutAttention

@@ -21,6 +21,7 @@ from tensorir_ladder.relax.passes import (
     PatchesAsProducts,
     RecogniseNorms,
     SinkReshapes,
+    ViewResults,
 )
 
 op = relax.op
@@ -142,6 +143,29 @@ def test_only_rows_of_the_first_operand_are_split_again() -> None:
 
 
 # Norms
+
+
+def doubled(emit: Callable[..., relax.Var], x: relax.Expr) -> relax.Var:
+    return emit(op.add(x, x))
+
+
+VIEWED = {
+    "a result": (lambda emit, x: op.reshape(doubled(emit, x), (-1, 2, 6)), True),
+    "a result reshaped twice": (lambda emit, x: op.reshape(emit(op.reshape(doubled(emit, x), (-1, 6))), (-1, 4)), True),
+    "an operand": (lambda emit, x: op.reshape(x, (-1, 2, 6)), False),
+    "an operand reshaped twice": (lambda emit, x: op.reshape(emit(op.reshape(x, (-1, 6))), (-1, 4)), False),
+    "another order": (lambda emit, x: op.permute_dims(doubled(emit, x)), False),
+    "a part": (lambda emit, x: op.strided_slice(doubled(emit, x), [1], [0], [2]), False),
+}
+
+
+@pytest.mark.parametrize("rows", [4, "rows"])
+@pytest.mark.parametrize("name", VIEWED)
+def test_results_that_are_reshaped_last_are_views(name: str, rows: int | str) -> None:
+    body, viewed = VIEWED[name]
+    mod = relax.transform.LegalizeOps()(module(body, half(x=(rows, 12))))
+    after = changed(mod, ViewResults())
+    assert ("memory.view" in operators(after)) == viewed
 
 
 def norm(square: str, dtype: str, turned: bool) -> Callable[..., relax.Expr]:
