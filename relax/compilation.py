@@ -11,9 +11,7 @@ computed once, here; CUDA text is compiled by nvcc on all cores, and kept on dis
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import tvm
@@ -22,8 +20,8 @@ from tvm import relax
 from tvm.ir.transform import PassContext
 from tvm.target import Target
 
-from tensorir_ladder.kernels.codegen.lowering import cuda_compiler
-from tensorir_ladder.kernels.codegen.toolchain import compile_cubin, require_compiler
+from tensorir_ladder.kernels.codegen.lowering import compile_side_by_side
+from tensorir_ladder.kernels.codegen.toolchain import require_compiler
 from tensorir_ladder.relax.importing import from_torch
 from tensorir_ladder.relax.pipelines import pipeline
 from tensorir_ladder.relax.rules.tensor_intrinsics import import_quickly
@@ -103,24 +101,8 @@ def link(scheduled: tvm.IRModule, target: Target, *, cuda_graphs: bool = False) 
     NoCompiler : without nvcc.
     """
     compiler, arch = require_compiler(), str(target.attrs["arch"])
-    texts: list[str] = []
-
-    def note(source: str) -> bytes:
-        texts.append(source)
-        return b""
-
-    def compiled(source: str) -> bytes:
-        return compile_cubin(source, arch, compiler).data
-
     with PassContext(config=CUDA_GRAPHS if cuda_graphs else {}), import_quickly():
-        with cuda_compiler(note):  # what is to be compiled: TVM asks for one after the other
-            executable = tvm.compile(scheduled, target)
-        if not texts:  # no GPU at hand: TVM leaves the texts for who has one
-            return executable
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(compiled, dict.fromkeys(texts)))
-        with cuda_compiler(compiled):
-            return tvm.compile(scheduled, target)
+        return compile_side_by_side(lambda: tvm.compile(scheduled, target), arch, compiler)
 
 
 class CompiledModule:

@@ -30,8 +30,9 @@ from tensorir_ladder.kernels.codegen.launch_plan import (
     TensorMap,
     UnsupportedLaunch,
 )
-from tensorir_ladder.kernels.codegen.lowering import brought, generate
+from tensorir_ladder.kernels.codegen.lowering import brought, compile_side_by_side, generate
 from tensorir_ladder.kernels.codegen.overlap import flag_overlap
+from tensorir_ladder.kernels.codegen.toolchain import find_compiler
 from tensorir_ladder.relax.rules import when
 from tensorir_ladder.schedules.loops import flagged
 
@@ -153,12 +154,18 @@ def _zeros(flags: tirx.Var) -> tirx.Stmt:
 def link_kernels(mod: ir.IRModule) -> ir.IRModule:
     """Have TVM link a module with the kernels that its functions launch, each a CUDA module, once.
 
-    They are compiled as TVM compiles all: now where there is a GPU, else when they are loaded.
+    They are compiled when TVM compiles all: now where there is a GPU, side by side where there is an nvcc, too, else
+    when they are loaded.
     """
-    build = tvm.get_global_func("target.build.cuda")
+    build, compiler = tvm.get_global_func("target.build.cuda"), find_compiler()
     kernels = brought(mod).functions_items()
-    linked = [build(ir.IRModule({name: kernel}), kernel.attrs["target"]) for name, kernel in kernels]
-    if not linked:
+    if not kernels:
         return mod
+
+    def made() -> list[tvm.runtime.Module]:
+        return [build(ir.IRModule({name: kernel}), kernel.attrs["target"]) for name, kernel in kernels]
+
+    arch = str(kernels[0][1].attrs["target"].attrs["arch"])
+    linked = compile_side_by_side(made, arch, compiler) if compiler else made()
     before = mod.attrs.get(LINKED, ()) if mod.attrs else ()
     return mod.with_attr(LINKED, [*before, *linked])

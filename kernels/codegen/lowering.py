@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import tvm
 import tvm_ffi
@@ -14,9 +17,11 @@ from tvm import ir, tirx
 from tvm.target import Target
 from tvm.tirx.build import split_host_device_mods
 
+from tensorir_ladder.kernels.codegen.toolchain import Compiler, compile_cubin
 from tensorir_ladder.schedules.errors import IllegalSchedule, IllegalWorkload
 from tensorir_ladder.schedules.workloads import MAX_ELEMENTS
 
+Made = TypeVar("Made")
 KERNELS = "tensorir_ladder.kernels"  # attribute of a function: the names of lowered kernels that it launches too
 # What TVM says where it has named a part of an array's extent behind the array.
 EXTENT_USED = re.compile(r"variable cse_v\d+ has been used before definition")
@@ -133,6 +138,31 @@ def _cuda_text(device: tvm.IRModule, target: Target) -> str:
             if not texts:
                 raise
             return texts[0]
+
+
+def compile_side_by_side(make: Callable[[], Made], arch: str, compiler: Compiler) -> Made:
+    """Return what ``make`` returns; CUDA texts that TVM compiles in it are compiled on all cores, and kept on disk.
+
+    It is called twice: TVM compiles one text after the other, so the first call learns what there is to compile. On
+    a machine without a GPU TVM compiles nothing, and one call is enough.
+    """
+    texts: list[str] = []
+
+    def note(source: str) -> bytes:
+        texts.append(source)
+        return b""
+
+    def compiled(source: str) -> bytes:
+        return compile_cubin(source, arch, compiler).data
+
+    with cuda_compiler(note):
+        made = make()
+    if not texts:
+        return made
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(compiled, dict.fromkeys(texts)))
+    with cuda_compiler(compiled):
+        return make()
 
 
 @contextlib.contextmanager

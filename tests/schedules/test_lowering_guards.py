@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -21,7 +23,9 @@ from support.schedules_on_cpu import TARGET, run
 from tensorir_ladder.harness.build import asynchronous_copies, lower_schedule
 from tensorir_ladder.harness.emulation import EmulatorBackend
 from tensorir_ladder.harness.machines import machine_for
+from tensorir_ladder.kernels.codegen import lowering
 from tensorir_ladder.kernels.codegen.lowering import cuda_compiler, generate
+from tensorir_ladder.kernels.codegen.toolchain import Compiler, Cubin
 from tensorir_ladder.schedules.errors import IllegalPipeline
 from tensorir_ladder.schedules.loops import walk_serpentine
 from tensorir_ladder.schedules.memory import swizzle_rows
@@ -158,6 +162,26 @@ def test_relax_refuses_it_too() -> None:
         tvm.compile(builder.get(), TARGET)
     with TARGET, cuda_compiler(lambda _: b""):
         assert relax.build(builder.get(), TARGET, tir_pipeline=PIPELINE)
+
+
+@pytest.mark.parametrize("texts", [["one", "two", "one"], []], ids=len)
+def test_texts_are_compiled_side_by_side(texts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    meeting, compiled = Barrier(2), []
+
+    def compile_one(text: str, arch: str, _compiler: object) -> Cubin:
+        if text not in compiled:
+            compiled.append(text)
+            meeting.wait(10)  # for the other text's thread
+        return Cubin(f"{text} for {arch}".encode(), 0, 0, 0)
+
+    def make() -> list[bytes]:
+        return [bytes(tvm.get_global_func("tvm_callback_cuda_compile")(text)) for text in texts]
+
+    monkeypatch.setattr(lowering, "compile_cubin", compile_one)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    made = lowering.compile_side_by_side(make, "sm_90a", Compiler(Path("nvcc"), ""))
+    assert made == [f"{text} for sm_90a".encode() for text in texts]
+    assert sorted(compiled) == sorted(set(texts))
 
 
 def test_a_tile_on_ordinary_cores_is_swizzled_too() -> None:
