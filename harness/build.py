@@ -76,6 +76,11 @@ class Case:
         return self.step.variant(self.variant)
 
     @property
+    def explicit(self) -> bool:
+        """True for an explicit kernel."""
+        return self.step.is_explicit(self.variant)
+
+    @property
     def k_tiles(self) -> int:
         """K tiles of the problem."""
         return -(-self.problem.k // self.tile.block_k)
@@ -111,7 +116,7 @@ class Case:
         """A clause: what the machine lacks for the step's variant, or why the step refuses the product; or empty."""
         if self._lacks_cp_async:
             return f"{self.machine.arch} has no cp.async"
-        return self.tile.missing(self.machine.target()) or self.step.refuses(self.problem)
+        return self.tile.missing(self.machine.target()) or (self.step.refuses(self.problem) if self.explicit else "")
 
     @property
     def _lacks_cp_async(self) -> bool:
@@ -121,7 +126,7 @@ class Case:
         """Raise for what cannot work: what the step is not made for (:meth:`steps.step.Step.check`), a tile's limits,
         a dtype, cp.async where there is none, or too few stages.
         """
-        self.step.check_tile(self.tile)
+        self.step.check_tile(self.variant, self.tile)
         self.step.check_dtype(self.variant, self.problem.dtype)
         if self._lacks_cp_async:
             without = self.step.default_variant(False)
@@ -148,9 +153,15 @@ class Case:
             )
 
     def check_stamped(self) -> None:
-        """Raise UnsupportedCase for a step whose kernel leaves no time stamps."""
-        if not self.step.stamped:
-            raise UnsupportedCase(f"{self.step.name} leaves no time stamps; explicit kernels do, from step 11 on")
+        """Raise UnsupportedCase for a variant whose kernel leaves no time stamps."""
+        if not self.stamped:
+            name = f"{self.step.name}[{self.variant}]"
+            raise UnsupportedCase(f"{name} leaves no time stamps; explicit kernels do, in steps 11 to 13")
+
+    @property
+    def stamped(self) -> bool:
+        """True where the kernel can leave time stamps."""
+        return self.step.stamped and self.explicit
 
     @classmethod
     def default(
@@ -485,7 +496,7 @@ def lower(case: Case, stamps: Stamps | None = None) -> Kernel:
     case.validate()
     if stamps:
         case.check_stamped()
-    make = case.step.kernel or case.step.schedule
+    make = case.step.maker(case.variant)
     stamped = {"stamps": stamps} if stamps else {}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

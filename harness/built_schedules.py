@@ -96,7 +96,7 @@ def build_schedule(case: Case, compiler: Compiler) -> BuiltSchedule:
     Raises what lowering and compiling raise; UnsupportedLaunch for launches of anything but matrices, or that depend on
     a call's extents; TypeError for a step that is an explicit kernel.
     """
-    if case.step.explicit:
+    if case.explicit:
         raise TypeError(f"{case} is an explicit kernel, which torch_ops.launcher compiles and launches")
     return SCHEDULES.get(_made_for(case), compiler, lambda: _built(compiled(lower(case), compiler)))
 

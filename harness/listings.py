@@ -57,7 +57,7 @@ def whole_text(kernel: Kernel, form: str) -> str:
     """Return a kernel in one of FORMS as TVM or the toolkit writes it; raises what :func:`text_of` does."""
     if form == "schedule":
         step = kernel.case.step
-        return inspect.getsource(inspect.unwrap(kernel.case.form.schedule or step.schedule or step.kernel))
+        return inspect.getsource(inspect.unwrap(kernel.case.form.schedule or step.maker(kernel.case.variant)))
     if form == "ptx":
         return compile_ptx(kernel.cuda, kernel.case.machine.arch, toolchain.require_compiler())
     if form == "sass":

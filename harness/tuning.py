@@ -73,10 +73,9 @@ class TuningSpace:
 
     @classmethod
     def of(cls, step: Step, async_copy: bool = True) -> TuningSpace:
-        """Take what a step lets tuning vary; only its default variant on a target without cp.async."""
-        tuned = [variant.name for variant in step.variants if variant.tuned and async_copy]
-        variants = tuple(dict.fromkeys((step.default_variant(async_copy), *tuned)))
-        return cls(step.tiles.tuning, step.tuning_stages, variants, step.stages)
+        """Take what a step lets tuning vary."""
+        variants = step.tuned_variants(async_copy)
+        return cls(step.tiles_of(variants[0]).tuning, step.tuning_stages, variants, step.stages)
 
     def combinations(self) -> Iterator[tuple[str, int, BlockTile]]:
         """List every variant, stage count and tile, likely ones first: an early stop has seen what matters most.
@@ -364,7 +363,7 @@ def tuned_case(session: Session, case: Case) -> Case:
         lacking = f"was tuned with other kernels or versions ({made_by}) on {tuned.environment.recorded_at}: not used"
     else:
         winner = tuned.winner
-        tile = case.step.tiles.kind.parse(winner.tile)
+        tile = case.step.tile(winner.variant, winner.tile)
         chosen = replace(case, variant=winner.variant, tile=tile, stages=winner.stages)
         chosen.validate()
         return chosen

@@ -46,18 +46,18 @@ EMULATED_DEPTH, EMULATED_WORK = 1600, 30_000_000  # multiply-adds: a run well un
 class FuzzPlace:
     """A place to run drawn cases, which decides how large they are.
 
-    ``machine(choose)`` is the machine that a case is built for; ``largest(step, tile, m, n)`` the largest m, n and k,
-    k of a product of that m and n; ``load(kernel, seed)`` the backend that makes a kernel's arrays, and the kernel as a
-    function of them.
+    ``machine(choose)`` is the machine that a case is built for; ``largest(step, variant, tile, m, n)`` the largest m, n
+    and k, k of a product of that m and n; ``load(kernel, seed)`` the backend that makes a kernel's arrays, and the
+    kernel as a function of them.
     """
 
     machine: Callable[[Choose], GpuSpec]
-    largest: Callable[[Step, BlockTile, int, int], tuple[int, int, int]]
+    largest: Callable[[Step, str, BlockTile, int, int], tuple[int, int, int]]
     load: Callable[[Kernel, int], tuple[Backend, Callable[..., Any]]]
 
 
-def _largest_emulated(step: Step, tile: BlockTile, m: int, n: int) -> tuple[int, int, int]:
-    if not step.explicit:  # those that may cut a reduction have a longer one
+def _largest_emulated(step: Step, variant: str, tile: BlockTile, m: int, n: int) -> tuple[int, int, int]:
+    if not step.is_explicit(variant):  # those that may cut a reduction have a longer one
         return 96, 96, 320 if any(form.plans for form in step.variants) else 128
     outputs = -(-m // tile.block_m) * -(-n // tile.block_n) * tile.block_m * tile.block_n
     return 3 * tile.block_m, 2 * tile.block_n, max(tile.block_k, min(EMULATED_DEPTH, EMULATED_WORK // outputs))
@@ -127,13 +127,14 @@ class FuzzOutcome:
     seconds: float = 0.0
 
 
-def choose_tile(choose: Choose, step: Step) -> BlockTile:
-    """Take one of the tiles that a step tunes over, or, as often, any that its family can express."""
+def choose_tile(choose: Choose, step: Step, variant: str) -> BlockTile:
+    """Take one of the tiles that a step's variant tunes over, or, as often, any that its family can express."""
     if choose((False, True)):
-        return draw_tile(choose, step.tiles.kind)
-    tiles = (step.tiles.default.tile, *step.tiles.tuning)
+        return draw_tile(choose, step.tiles_of(variant).kind)
+    family = step.tiles_of(variant)
+    tiles = (family.default.tile, *family.tuning)
     # Of small tiles, more often: products have several of them, and reductions many k tiles.
-    return choose((*tiles, *[tile for tile in tiles if tile.block_m == 64] * 2) if step.explicit else tiles)
+    return choose((*tiles, *[tile for tile in tiles if tile.block_m == 64] * 2) if step.is_explicit(variant) else tiles)
 
 
 def draw_case(
@@ -141,14 +142,15 @@ def draw_case(
     step: Step,
     variant: str,
     place: FuzzPlace,
-    choose_tile: Callable[[Choose, Step], BlockTile] = choose_tile,
+    choose_tile: Callable[[Choose, Step, str], BlockTile] = choose_tile,
 ) -> Case:
     """Draw a case of a step's variant: every other part is chosen by ``choose(choices)``."""
-    tile = choose_tile(choose, step)
-    rows, columns, _ = place.largest(step, tile, 1, 1)
-    m, n = choose(range(1, rows + 1)), _multiple(choose, step, columns)
-    depth = place.largest(step, tile, m, n)[2]
-    k = _multiple(choose, step, depth, depth * 3 // 4 if step.explicit and choose((False, True)) else 0)
+    tile = choose_tile(choose, step, variant)
+    rows, columns, _ = place.largest(step, variant, tile, 1, 1)
+    explicit = step.is_explicit(variant)
+    m, n = choose(range(1, rows + 1)), _multiple(choose, explicit, columns)
+    depth = place.largest(step, variant, tile, m, n)[2]
+    k = _multiple(choose, explicit, depth, depth * 3 // 4 if explicit and choose((False, True)) else 0)
     problem = Matmul(m, n, k, choose(step.variant(variant).dtypes), choose(LAYOUTS))
     case = Case(step, problem, variant, tile, place.machine(choose), choose(STAGES), "given")
     return replace(case, planned=_draw_plan(choose, case))
@@ -163,8 +165,8 @@ def _draw_plan(choose: Choose, case: Case) -> Planned | None:
     return choose(able_plans(formula, choice, case.problem, case.config.machine, parts))
 
 
-def _multiple(choose: Choose, step: Step, largest: int, above: int = 0) -> int:
-    grain = choose(EXPLICIT_GRAINS if step.explicit else GRAINS)
+def _multiple(choose: Choose, explicit: bool, largest: int, above: int = 0) -> int:
+    grain = choose(EXPLICIT_GRAINS if explicit else GRAINS)
     fewest = above // grain + 1
     return grain * choose(range(fewest, max(fewest, largest // grain) + 1))
 

@@ -6,7 +6,7 @@ and clusters. Steps list them as variants, so that ``bench``, calibration and ``
 
 - fitted (step 7): :func:`schedules.recipes.multiply_by_warps`.
 - fitted (step 10): :func:`schedules.recipes.multiply_by_warpgroups`, operands copied by cp.async.
-- boxes (step 10): the same with operands brought by TMA, and operands swapped where that fits better.
+- boxes (step 10): the same with operands loaded and results stored by TMA, operands swapped where that fits better.
 """
 
 from __future__ import annotations

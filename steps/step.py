@@ -45,7 +45,7 @@ class Variant:
     tuning may take it in the default's place, since it computes the same in the same order. ``debug``: a build that
     says what went wrong, which nobody measures unless asked to. ``tiles`` are those that it chooses among, where the
     step's are not. ``schedule(problem, config, planned)`` makes it in the place of the step's, for products of any
-    shape, from what :meth:`Step.plan` returns.
+    shape, from what :meth:`Step.plan` returns; ``kernel(problem, config)`` as an explicit kernel.
     What models of its time ask: ``one_barrier`` per k tile; ``unrolled_ring``, so that stage numbers are constants;
     ``unroll``, how many steps of a k tile are written out (None: all); ``modelled``: the depth model covers its loop.
     ``note``: a sentence that its code cannot tell.
@@ -61,6 +61,7 @@ class Variant:
     debug: bool = False
     tiles: TileSet | None = None
     schedule: Callable[..., Schedule] | None = None
+    kernel: Callable[..., tirx.PrimFunc] | None = None
     one_barrier: bool = False
     unrolled_ring: bool = False
     unroll: int | None = 1
@@ -102,13 +103,14 @@ class Step:
     """One step of the ladder.
 
     Either ``schedule(problem, config)`` makes a TVM schedule, or ``kernel(problem, config)`` an explicit TIRx kernel,
-    lowered as it is written. Where instructions replace loops that the CPU cannot run, ``schedule_for_cpu`` makes the
-    same schedule before that. ``text`` is the file's docstring. ``tiles`` are those that it takes; ``tile_built`` is
-    what it makes of one; ``stages`` are taken where nobody names a number, ``tuning_stages`` what tuning tries.
+    lowered as it is written; a variant may have a kernel of its own (:meth:`maker`). Where instructions replace loops
+    that the CPU cannot run, ``schedule_for_cpu`` makes the same schedule before that. ``text`` is the file's
+    docstring. ``tiles`` are those that it takes; ``tile_built`` is what it makes of one; ``stages`` are taken where
+    nobody names a number, ``tuning_stages`` what tuning tries.
     ``variants``: the first stands for the step, ``without_async_copy`` on targets that lack cp.async. ``stamped``: its
-    kernel takes ``stamps``, and leaves time stamps. ``arch``: the only architecture with its instructions.
-    ``never_run``: it has been compiled only. ``refuses(problem)`` says why its kernels take no product of a shape, as
-    a clause. Two steps are the same if they are the same object.
+    explicit kernels take ``stamps``, and leave time stamps. ``arch``: the only architecture with its instructions.
+    ``never_run``: it has been compiled only. ``refuses(problem)`` says why its explicit kernels take no product of a
+    shape, as a clause. Two steps are the same if they are the same object.
     """
 
     number: int
@@ -159,25 +161,36 @@ class Step:
 
     @property
     def explicit(self) -> bool:
-        """True for an explicit kernel, False for a schedule."""
+        """True where an explicit kernel stands for the step, False for a schedule."""
         return self.kernel is not None
+
+    def is_explicit(self, variant: str) -> bool:
+        """Return whether a variant is an explicit kernel."""
+        return self.explicit or self.variant(variant).kernel is not None
+
+    def maker(self, variant: str) -> Callable[..., Any]:
+        """Return what makes a variant of a problem and a configuration: its own kernel, or what makes the step."""
+        make = self.variant(variant).kernel or self.kernel or self.schedule
+        if make is None:
+            raise TypeError(f"{self.name} has neither a schedule nor a kernel")
+        return make
 
     @property
     def tensorized(self) -> bool:
         """True where instructions replace loops that the CPU cannot run: it then verifies the schedule before that."""
         return self.schedule_for_cpu is not None
 
-    @property
-    def verified_on(self) -> tuple[str, ...]:
-        """The ways to execute that can verify this step, the one that is taken where nobody names any first.
+    def verified_on(self, variant: str) -> tuple[str, ...]:
+        """Return the ways to execute that can verify a variant, the one that is taken where nobody names any first.
 
         LLVM is the quickest way without a GPU and needs no compiler; but it runs a tensorized step only in part, and
         an explicit kernel not at all. None for a step that has been compiled and never run.
         """
         if self.never_run:
             return ()
-        on_cpu = ("emulator", "llvm") if self.tensorized else ("emulator",) if self.explicit else ("llvm", "emulator")
-        return ("gpu", *on_cpu)
+        if self.is_explicit(variant):
+            return ("gpu", "emulator")
+        return ("gpu", *(("emulator", "llvm") if self.tensorized else ("llvm", "emulator")))
 
     def variant(self, name: str) -> Variant:
         """Return the variant of that name; UnknownStep lists those there are."""
@@ -189,6 +202,10 @@ class Step:
     def tiles_of(self, name: str) -> TileSet:
         """Return the tiles that a variant chooses among."""
         return self.variant(name).tiles or self.tiles
+
+    def tile(self, variant: str, text: str) -> BlockTile:
+        """Read a variant's tile; IllegalTile for a text that is none."""
+        return self.tiles_of(variant).kind.parse(text)
 
     def plan(self, problem: Matmul, config: Config) -> Planned:
         """Return what a schedule does beside its tile: what the configuration says, or else what should be fastest.
@@ -208,6 +225,15 @@ class Step:
         """Return the variant that stands for the step, given whether the target has cp.async."""
         return self.variants[0].name if async_copy else self.without_async_copy or self.variants[0].name
 
+    def tuned_variants(self, async_copy: bool = True) -> tuple[str, ...]:
+        """Return the variants that tuning takes; only the default on a target without cp.async.
+
+        Where explicit kernels of a step are tuned, which products of torch tensors choose from, it is these alone.
+        """
+        tuned = [variant.name for variant in self.variants if variant.tuned and async_copy]
+        explicit = [name for name in tuned if self.is_explicit(name)]
+        return tuple(dict.fromkeys(explicit or (self.default_variant(async_copy), *tuned)))
+
     def takes(self, variant: str, dtype: str, async_copy: bool) -> bool:
         """Return whether a target can run a variant on operands of a dtype."""
         form = self.variant(variant)
@@ -219,9 +245,8 @@ class Step:
         UnknownStep for another step's variant, IllegalTile for another family's tile, IllegalWorkload for a product
         that a schedule's tiles pad beyond 2³¹ elements, IllegalSchedule for what a variant cannot plan.
         """
-        self.variant(config.variant)
-        self.check_tile(config.tile)
-        if not self.explicit:
+        self.check_tile(config.variant, config.tile)
+        if not self.is_explicit(config.variant):
             problem.check_padded(self.tile_built(config.tile).block)
         if config.planned is not None:
             self._check_planned(problem, config, config.planned)
@@ -251,9 +276,9 @@ class Step:
                     remedy="give one of these, or leave planned out",
                 )
 
-    def check_tile(self, tile: BlockTile) -> None:
-        """Raise IllegalTile for a tile of another family than the step's."""
-        kind = self.tiles.kind
+    def check_tile(self, variant: str, tile: BlockTile) -> None:
+        """Raise IllegalTile for a tile of another family than the variant's."""
+        kind = self.tiles_of(variant).kind
         if not isinstance(tile, kind):
             raise IllegalTile(
                 f"{self.name} takes other tiles", value=str(tile), limit=kind.FORM, remedy=f"write e.g. {kind.EXAMPLE}"
@@ -269,18 +294,19 @@ class Step:
                 f"{self.name}[{variant}] takes operands in {' or '.join(taken)}, not {dtype}{remedy}"
             )
 
-    def unverified(self, backend: str, arch: str) -> str:
-        """Return why a way to execute cannot verify this step on a machine, as a clause; empty where it can be tried.
+    def unverified(self, variant: str, backend: str, arch: str) -> str:
+        """Return why a way to execute cannot verify a variant on a machine, as a clause; empty where it can be tried.
 
         A step that has never run is tried where the GPU is of its architecture.
         """
-        if backend in self.verified_on or (backend == "gpu" and arch == self.arch):
+        ways = self.verified_on(variant)
+        if backend in ways or (backend == "gpu" and arch == self.arch):
             return ""
-        if not self.verified_on:
+        if not ways:
             return f"it has been compiled and never run, for want of an {self.arch}"
-        if self.explicit:
+        if self.is_explicit(variant):
             return "an explicit kernel runs on a GPU or in the emulator"
-        return f"needs {' or '.join(self.verified_on)}"
+        return f"needs {' or '.join(ways)}"
 
 
 def checked(make: Callable[..., Made]) -> Callable[..., Made]:

@@ -1,53 +1,107 @@
-"""Step 11, TMA ring: one thread asks for whole tiles, and a barrier in memory counts their bytes.
+"""Step 11, TMA ring: one thread asks for whole tiles, and barriers in memory count their bytes.
 
-Before, all threads of a block copied its tiles, 16 bytes each at a time: addresses, predicates and waits in every
+In step 10 all threads of a block copied its tiles, 16 bytes each at a time: addresses, predicates and waits in every
 thread, and a block barrier to tell all that all had waited. Hopper's tensor memory accelerator takes one instruction
 of one thread for a box of up to 256 × 64 elements, swizzles it as wgmma reads it, fills what lies beyond the matrix
-with zeros, and reports the bytes to an *mbarrier*. A schedule has no words for that: this is an explicit kernel in
-TIRx (kernels/tma_ring.py)::
+with zeros, and reports the bytes to an *mbarrier*; boxes of results leave as they came::
 
-    fill all stages but the last                       # one thread; each stage's mbarrier expects their bytes
-    for turn:                                          # of the ring; one phase bit, which flips with it
-      for stage < stages:                              # written out: stage numbers are constants
-        wait for the stage's mbarrier
-        issue wgmma of tile k                          # returns at once
-        wait until wgmma of tile k − 1 is done;  barrier
-        fill the stage of tile k − 1 with tile k + stages − 1
-    results → swizzled shared memory, where the ring was → TMA store
+    fill all stages but two                            # one thread; each stage's mbarrier expects its bytes
+    for k:
+      wait for the mbarrier "full" of tile k's stage
+      issue wgmma of tile k                            # returns at once
+      one thread: wait for "empty" of a stage; ask for tile k + stages − 2
+      wait until wgmma of tile k − 1 is done; arrive at "empty" of its stage
+    results → swizzled shared memory → boxes, by one thread
 
-What changes: no copy loop, no predicates at ragged edges, registers for sums alone. One stage runs too, as the same
-kernel without a pipeline: load and multiplication take turns.
+What changes, by two schedule functions: no copy loop, no predicates at ragged edges, no block barrier in the loop,
+registers for sums alone. ``diff steps/step10_wgmma.py steps/step11_tma_ring.py`` shows all of it.
+
 Variants:
-- tma_store (the default): results leave by TMA where it can store them: in 16 bits, in rows of multiples of 16 bytes.
-- direct: each thread stores its own sums; so do other outputs in either variant.
-- bounded: a debug build: a wait of more than two seconds names block, thread, role, barrier and phase, and traps.
-Operands' rows must be multiples of 16 bytes, or they are refused: step 10 takes them.
-What to expect: the multiplying threads spend nothing on loads; all of them still meet once per k tile.
-It runs on an sm_90a only: without one its generated CUDA is verified by the emulator (emulator/).
+
+- boxes: as above. The default. Results whose rows are no multiples of 16 bytes are stored row by row.
+- rows: operands come by TMA, and all results leave row by row through shared memory, as in step 10.
+- tma_store, direct: the explicit kernel of a ring with one mbarrier per stage (kernels/tma_ring.py), and results by TMA
+  or from registers. Its operands' rows must be multiples of 16 bytes.
+- bounded: a debug build of it: a wait of more than two seconds names block, thread, barrier and phase, and traps.
+
+What to expect: the multiplying threads spend nothing on loads, but for the one that asks; results that leave by TMA
+bring most where they are a large part.
 """
 
 from __future__ import annotations
 
 from tvm import tirx
+from tvm.s_tir import Schedule
 
 from tensorir_ladder.kernels.epilogue import untaken
 from tensorir_ladder.kernels.stamps import Stamps
 from tensorir_ladder.kernels.tiles import RING_CHOICES, HopperTile
 from tensorir_ladder.kernels.tma_ring import tma_ring
+from tensorir_ladder.schedules.loops import bind_grid, pad_to_tile, raster_blocks
+from tensorir_ladder.schedules.memory import align_operands, initialize_before, storable_by_tma, store_by_tma
+from tensorir_ladder.schedules.pipeline import hide_reads
+from tensorir_ladder.schedules.tensor_cores import (
+    accumulate_by_warpgroups,
+    bind_warpgroups,
+    instruction_for,
+    multiply_by_wgmma,
+    pipeline_warpgroups,
+    spread_fragment,
+    stage_by_tma,
+    store_by_rows,
+    tile_for_warpgroups,
+)
 from tensorir_ladder.schedules.tiles import TileSet
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.step import HALVES, Config, Step, Variant, checked
+from tensorir_ladder.steps.step10_wgmma import TILES
+
+
+@checked
+def schedule(problem: Matmul, config: Config, *, tensorize: bool = True) -> Schedule:
+    """Pipeline wgmma over a ring that TMA fills; ``tensorize=False`` leaves the multiplication as loops."""
+    sch = Schedule(problem.prim_func())
+    block, tile = sch.get_sblock("matmul"), config.tile
+    align_operands(sch, block, tile.block, vector_bytes=16, rounds=2)
+    instruction = instruction_for(sch, block, tile)
+    k_tiles = 2 if config.k_tiles(problem) == 1 else 1  # so that there is a loop to pipeline
+    pad_to_tile(sch, block, [tile.block_m, tile.block_n, tile.block_k * k_tiles])
+    rows, columns, reduction = sch.get_loops(block)
+    loops = tile_for_warpgroups(sch, rows, columns, reduction, tile)
+    grid = bind_grid(sch, raster_blocks(sch, loops.block_row, loops.block_column, 8))
+    group = bind_warpgroups(sch, loops)
+    write_back = accumulate_by_warpgroups(sch, block, group, instruction)
+    # TVM stages only the rows of a product smaller than a tile, and operands behind them are then unaligned for wgmma.
+    whole_tiles = problem.m >= tile.block_m and problem.n >= tile.block_n
+    if config.variant == "boxes" and storable_by_tma(sch, write_back, grid):
+        store_by_tma(sch, write_back, grid)
+    elif whole_tiles:
+        store_by_rows(sch, write_back, grid, tile.threads)
+    spread_fragment(sch, write_back, group, vectorize=True)
+    for operand, run in enumerate(instruction.run_lengths):
+        stage_by_tma(sch, block, operand, loops.k_outer, run)
+    spread_fragment(sch, initialize_before(sch, block, loops.k_outer), group)
+    hide_reads(sch, block)  # wgmma reads shared memory asynchronously
+    enough = config.stages if config.k_tiles(problem) > config.stages else max(config.stages, 3)
+    pipeline_warpgroups(sch, loops.k_outer, enough)
+    if tensorize:
+        multiply_by_wgmma(sch, loops, instruction)
+    return sch
+
+
+def schedule_for_cpu(problem: Matmul, config: Config) -> Schedule:
+    """Make the same schedule with loops in the place of wgmma, which a CPU can run."""
+    return schedule(problem, config, tensorize=False)
 
 
 @checked
 def kernel(problem: Matmul, config: Config, stamps: Stamps | None = None) -> tirx.PrimFunc:
-    """Multiply by a ring of ``config.stages`` stages; with time stamps if asked for."""
+    """Multiply by the explicit kernel of a ring of ``config.stages`` stages; with time stamps if asked for."""
     tma_store, bounded = config.variant != "direct", config.variant == "bounded"
     return tma_ring(problem, config.tile, config.stages, tma_store=tma_store, bounded=bounded, stamps=stamps)
 
 
-# Step 10's block tiles in the same order, and their warpgroups.
-TILES = TileSet.of(
+KERNEL_TILES = TileSet.of(
     *RING_CHOICES,
     more=(
         HopperTile(block=(256, 128, 64), warpgroups=(2, 1)),
@@ -61,7 +115,8 @@ STEP = Step(
     number=11,
     topic="tma_ring",
     text=__doc__,
-    kernel=kernel,
+    schedule=schedule,
+    schedule_for_cpu=schedule_for_cpu,
     stamped=True,
     tiles=TILES,
     stages=4,
@@ -69,9 +124,11 @@ STEP = Step(
     pipelined=True,
     refuses=untaken,
     variants=(
-        Variant("tma_store", dtypes=HALVES, modelled=True),
-        Variant("direct", dtypes=HALVES, modelled=True),
-        Variant("bounded", dtypes=HALVES, debug=True),
+        Variant("boxes", dtypes=HALVES, needs_async_copy=True, fewest_stages=3),
+        Variant("rows", dtypes=HALVES, needs_async_copy=True, fewest_stages=3),
+        Variant("tma_store", dtypes=HALVES, kernel=kernel, tiles=KERNEL_TILES, modelled=True),
+        Variant("direct", dtypes=HALVES, kernel=kernel, tiles=KERNEL_TILES, modelled=True),
+        Variant("bounded", dtypes=HALVES, kernel=kernel, tiles=KERNEL_TILES, debug=True),
     ),
 )
 

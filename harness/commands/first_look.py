@@ -63,7 +63,7 @@ def _next(case: Case) -> list[tuple[str, str]]:
     lines = []
     if before is not None:
         lines.append((f"ladder diff {before} {number}", "what this step changes in the schedule"))
-    if case.step.pipelined and not case.step.explicit:
+    if case.step.pipelined and not case.explicit:
         lines.append((f"ladder explain {number} --stages {case.stages_built + 1}", "prologue, body and epilogue"))
     if len(case.step.variants) > 1:
         lines.append((f"ladder run --step {number} --all-variants", "its variants, compared"))

@@ -66,8 +66,8 @@ def backend_for(options: argparse.Namespace, verified_on: tuple[str, ...]) -> Ba
 def verify_one(kernel: Kernel, backend: Backend, options: argparse.Namespace, remark: str) -> int:
     """Verify a kernel and print the one line that says how; return 0, or 3 where it cannot be verified."""
     step = kernel.case.step
-    if why_not := step.unverified(backend.name, kernel.machine.arch):
-        if "emulator" in step.verified_on and not emulator.find_host_compiler():
+    if why_not := step.unverified(kernel.case.variant, backend.name, kernel.machine.arch):
+        if "emulator" in step.verified_on(kernel.case.variant) and not emulator.find_host_compiler():
             why_not += ", which needs a C++ compiler: install g++"
         done = f"compiled for {kernel.machine.arch}, " if kernel.cubin else ""
         print(f"{kernel.case}\n{done}not verified: {why_not}{'; ' + remark if remark else ''}", flush=True)
@@ -89,7 +89,7 @@ def _announce(kernel: Kernel, backend: str) -> None:
     if backend not in SPEEDS:
         return
     problem, step = kernel.case.problem, kernel.case.step
-    speed = SPEEDS[backend][step.tensorized or step.explicit]
+    speed = SPEEDS[backend][step.tensorized or kernel.explicit]
     seconds = RUNS * problem.m * problem.n * problem.k / speed
     if seconds > LONG_S:
         size = 64 * int((LONG_S * speed / RUNS) ** (1 / 3) / 64)

@@ -7,7 +7,7 @@ from functools import partial
 
 from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.commands.kernels import lowered
-from tensorir_ladder.harness.commands.options import UsageError, add_case_options, cases_of, runs_on_gpu
+from tensorir_ladder.harness.commands.options import EXPLICIT, UsageError, add_case_options, cases_of, runs_on_gpu
 from tensorir_ladder.harness.commands.printing import console, new_table
 from tensorir_ladder.harness.host_time import LAUNCHES, host_time_us, ways_to_launch
 from tensorir_ladder.kernels.codegen import toolchain
@@ -18,7 +18,9 @@ add_options = partial(add_case_options, sizes=SIZES)
 
 def run(options: argparse.Namespace, _command: str) -> int:
     """Print a row for each case."""
-    cases = [case for case in cases_of(options, SIZES) if case.step.explicit]
+    if options.variant is None and not options.all_variants:
+        options.variant = EXPLICIT
+    cases = [case for case in cases_of(options, SIZES) if case.explicit]
     if not cases:
         raise UsageError(f"--step {options.step}: no explicit kernel, which the launcher is for; take step 11")
     runs_on_gpu(options, insist=True)

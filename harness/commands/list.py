@@ -33,10 +33,13 @@ def run(_options: argparse.Namespace, _command: str) -> int:
 
 
 def _print_tiles(steps: list[Step]) -> None:
-    for family in dict.fromkeys(step.tiles for step in steps):
-        own = [step for step in steps if step.tiles == family]
+    own_tiles = [(step, variant) for step in steps for variant in step.variants if variant.kernel and not variant.debug]
+    families = dict.fromkeys([*(step.tiles for step in steps), *(each.tiles for _, each in own_tiles if each.tiles)])
+    for family in families:
+        own = [step for step in steps if family in (step.tiles, *(each.tiles for of, each in own_tiles if of is step))]
         pipelined = [step for step in own if step.pipelined]
-        numbers = ", ".join(str(step.number) for step in own)
+        names = {step: [each.name for of, each in own_tiles if of is step and each.tiles == family] for step in own}
+        numbers = ", ".join(str(step.number) + (f" ({', '.join(of)})" if (of := names[step]) else "") for step in own)
         stages = f", {pipelined[-1].stages} stages" if pipelined else ""
         print(f"steps {numbers}: tiles {family.kind.FORM}, default {family.default.tile}{stages}")
         print(f"  --tile best chooses among {len(family.best)}: {', '.join(map(str, family.best))}")

@@ -24,6 +24,7 @@ GPU_SIZES, CPU_SIZES, LISTING_SIZES = "256,512,1024,2048,4096", "256", "1024"
 EITHER_SIZES = f"{GPU_SIZES} on a GPU, {CPU_SIZES} without"
 MOST_JOBS = 512
 CHOICES = ("default", "best", "tuned")  # of --tile, in place of a tile
+EXPLICIT, TUNED = "explicit", "tuned"  # of --variant: a step's first explicit kernel, and what tuning takes
 
 
 def add_case_options(parser: argparse.ArgumentParser, sizes: str, sweep: bool = False) -> None:
@@ -239,7 +240,7 @@ def _case(step: Step, problem: Matmul, variant: str, machine: GpuSpec, tile: str
     if tile in CHOICES:
         return replace(case, tile_choice=tile)
     try:
-        given = step.tiles.kind.parse(tile)
+        given = step.tile(variant, tile)
     except IllegalTile as refused:
         raise UsageError(f"--tile {tile!r} for {step.name}: {refused}") from None
     return replace(case, tile=given, stages=stages or step.stages, tile_choice="given")
@@ -249,6 +250,7 @@ def _variants(step: Step, choice: str | None, dtype: str | None, whole: bool, ha
     """List the variants that ``--variant`` names; those that take ``dtype``, or the default's, where it means several.
 
     Another arithmetic than the default's, and a debug build, are meant only where asked for, by name or by "all".
+    Commands that are for explicit kernels or for tuning mean EXPLICIT and TUNED.
     """
     default = step.default_variant(has_cp_async)
     if choice == "all" or (choice is None and whole):
@@ -259,6 +261,10 @@ def _variants(step: Step, choice: str | None, dtype: str | None, whole: bool, ha
         return [variant.name for variant in fitting if has_cp_async or not variant.needs_async_copy] or [default]
     if choice in (None, "default"):
         return [default]
+    if choice == EXPLICIT:
+        return [next((variant.name for variant in step.variants if step.is_explicit(variant.name)), default)]
+    if choice == TUNED:
+        return list(step.tuned_variants(has_cp_async)[:1])
     chosen = [name.strip() for name in choice.split(",")]
     for name in chosen:
         step.variant(name)

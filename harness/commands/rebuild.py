@@ -83,7 +83,7 @@ def lowered_again(record: Recorded) -> Lowered:
         case = (record.workload, record.shape, record.dtype, record.variant, record.stages)
         return lower_workload(BandwidthCase(*case, machine))
     step, problem = get_step(record.step), Matmul(*record.shape, record.dtype, record.layout, record.out_dtype)
-    case = Case(step, problem, record.variant, step.tiles.kind.parse(record.tile), machine, record.stages)
+    case = Case(step, problem, record.variant, step.tile(record.variant, record.tile), machine, record.stages)
     return lower(case, Stamps(record.block, record.room) if isinstance(record, Timeline) else None)
 
 

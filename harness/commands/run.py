@@ -111,7 +111,9 @@ def _run_without_gpu(cases: list[Case], options: argparse.Namespace) -> int:
         if case is alone:
             print_opening(kernel)
         kernels.append(kernel)
-        code = max(code, verify_one(kernel, backend_for(options, case.step.verified_on), options, why_not))
+        code = max(
+            code, verify_one(kernel, backend_for(options, case.step.verified_on(case.variant)), options, why_not)
+        )
         print_code(kernel, options.show)
     try:
         toolchain.require_compiler()
@@ -134,7 +136,7 @@ def _run_again(options: argparse.Namespace, command: str) -> int:
         steps = find_steps()
         if old.step not in steps:
             raise UnknownStep(f"{options.again} measured step {old.step}, which is not in steps/")
-        tile, machine = steps[old.step].tiles.kind.parse(old.tile), execution.gpu_machine()
+        tile, machine = steps[old.step].tile(old.variant, old.tile), execution.gpu_machine()
         new = measurer.measure(Case(steps[old.step], problem, old.variant, tile, machine, old.stages, "given"))
     new.save(measurer.session.out)
     for label, record in (("old", old), ("new", new)):

@@ -66,6 +66,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     from tensorir_ladder.harness.commands.options import (
         GPU_SIZES,
         MOST_JOBS,
+        TUNED,
         add_places,
         add_problem_options,
         add_seed,
@@ -91,7 +92,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     fleet.add_argument("--on", choices=("gpu", "llvm"), default="gpu", help=where)
     add_seed(parser)
     add_places(parser)
-    parser.set_defaults(variant="default", stages=None, tile="default", arch=None, show=None)
+    parser.set_defaults(variant=TUNED, stages=None, tile="default", arch=None, show=None)
 
 
 def run(options: argparse.Namespace, command: str, begun: Begun) -> int:

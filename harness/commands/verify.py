@@ -20,6 +20,6 @@ def run(options: argparse.Namespace, _command: str) -> int:
     codes = []
     for case in cases:
         kernel = compiled(lowered(case), toolchain.require_compiler()) if on_gpu else lowered(case)
-        codes.append(verify_one(kernel, backend_for(options, case.step.verified_on), options, ""))
+        codes.append(verify_one(kernel, backend_for(options, case.step.verified_on(case.variant)), options, ""))
         print_code(kernel, options.show)
     return max(codes)

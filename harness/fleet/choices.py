@@ -16,12 +16,14 @@ from tensorir_ladder.torch_ops.tuned_here import FILE, Found, keep
 def chosen_of(case: Case, tuned: TunedConfig) -> tuple[KernelChoice, Matmul, int] | None:
     """Return what products of torch tensors would take, for what product, on how many multiprocessors.
 
-    None for a step that they do not choose from, another output than the operands' dtype, and what no GPU measured.
+    None for a step that they do not choose from or a schedule, another output than the operands' dtype, and what no GPU
+    measured.
     """
     multiprocessors = tuned.environment.multiprocessors
-    if tuned.step not in KERNELS or tuned.out_dtype != tuned.dtype or not multiprocessors:
+    is_called = tuned.step in KERNELS and case.step.is_explicit(tuned.winner.variant)
+    if not is_called or tuned.out_dtype != tuned.dtype or not multiprocessors:
         return None
-    tile = case.step.tiles.kind.parse(tuned.winner.tile)
+    tile = case.step.tile(tuned.winner.variant, tuned.winner.tile)
     return KernelChoice(KERNELS[tuned.step], tile, tuned.winner.stages), case.problem, multiprocessors
 
 

@@ -36,7 +36,7 @@ def _measured(found: list[TunedConfig], machine: GpuSpec) -> Iterator[cost.Measu
     steps = find_steps()
     for tuned in found:
         step, made_by = steps.get(tuned.step), tuned.environment.versions
-        if step is None or step.explicit or tuned.math != "ieee":
+        if step is None or step.is_explicit(tuned.winner.variant) or tuned.math != "ieee":
             continue
         case = Case.default(
             step, Matmul(tuned.m, tuned.n, tuned.k, tuned.dtype, tuned.layout, tuned.out_dtype), machine
@@ -47,7 +47,7 @@ def _measured(found: list[TunedConfig], machine: GpuSpec) -> Iterator[cost.Measu
         elif kernels_digest(made_by.get("nvcc", ""), case, space) != tuned.kernels_digest:
             why = "other kernels than this version makes"
         else:
-            choice = Choice(step.tiles.kind.parse(tuned.winner.tile), tuned.winner.stages)
+            choice = Choice(step.tile(tuned.winner.variant, tuned.winner.tile), tuned.winner.stages)
             yield cost.Measured(tuned.shape, tuned.layout, tuned.dtype, choice)
             continue
         log.warning("%s %s was tuned by %s: not used", step.name, case.problem.shape, why)

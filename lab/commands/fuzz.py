@@ -118,7 +118,7 @@ def _draws(options: argparse.Namespace) -> list[Draw]:
     given = numbers(options.step, "--step") if options.step else None
     first = FIRST_ON_GPU if options.on == "gpu" else 1
     steps = [get_step(number) for number in given or find_steps() if given or number >= first]
-    able = tuple(step.number for step in steps if options.on in step.verified_on)
+    able = tuple(step.number for step in steps if options.on in step.verified_on(step.variants[0].name))
     if not able or (given and len(able) < len(given)):
         raise UsageError(f"--step {options.step}: not all of them can be verified on the {options.on}; name others")
     _check_place(options.on)

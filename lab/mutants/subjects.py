@@ -29,7 +29,7 @@ class Subject:
         step = get_step(self.step)
         dtype = self.dtype or step.variant(self.variant).dtypes[0]
         machine = replace(machine_for(step.arch or DEFAULT_ARCH), multiprocessors=self.multiprocessors)
-        tile = step.tiles.kind.parse(self.tile)
+        tile = step.tile(self.variant, self.tile)
         return Case(step, Matmul(*self.shape, dtype, self.layout), self.variant, tile, machine, self.stages)
 
     def __str__(self) -> str:

@@ -144,7 +144,7 @@ def case_of(kernel: ListedKernel) -> Case:
     """Make the case that builds a kernel, on the GPU that it is for."""
     step, problem = get_step(kernel.step), Matmul(*kernel.shape, kernel.dtype, kernel.layout, kernel.out_dtype)
     machine = machine_for(kernel.arch).of_gpu(kernel.gpu, kernel.multiprocessors)
-    return Case(step, problem, kernel.variant, step.tiles.kind.parse(kernel.tile), machine, kernel.stages)
+    return Case(step, problem, kernel.variant, step.tile(kernel.variant, kernel.tile), machine, kernel.stages)
 
 
 def _listing(kernel: ListedKernel) -> KernelTexts | None:

@@ -18,9 +18,18 @@ from tensorir_ladder.schedules.inspection import (
 )
 from tensorir_ladder.schedules.isa import CP_ASYNC_BYTES
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
+from tensorir_ladder.schedules.memory.tensor_maps import has_boxes
 from tensorir_ladder.schedules.pipeline.async_copies import async_hazard, pads_integers
 from tensorir_ladder.schedules.pipeline.checks import buffer_stages, check_lists
-from tensorir_ladder.schedules.pipeline.one_barrier import declares_read, hides_reads, is_gate
+from tensorir_ladder.schedules.pipeline.one_barrier import RETIRE, declares_read, hides_reads, is_gate
+from tensorir_ladder.schedules.pipeline.own_warp import OWN_WARP
+
+_ASKS = "asks for its boxes"
+_WAITS_FOR_EMPTY = "waits until its stage is empty"
+_BOXES_ARRIVE = (
+    "copies by TMA: one thread asks for boxes; a stage is full when all bytes of its tile have arrived, and empty when "
+    "all warps that read it have said so, in the first turn at once"
+)
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,9 @@ def explain_pipeline(sch: Schedule, loop: LoopRV) -> str:
     predicate, dtype, configuration). A loop without annotations says so. Changes nothing, needs no target.
 
     Barriers inside a statement (threads that add up each other's sums) are not shown; and where the ring has as
-    many stages as the loop has iterations, TVM needs one barrier less than is shown.
+    many stages as the loop has iterations, TVM needs one barrier less than is shown. A ring of boxes
+    (:func:`schedules.memory.fetch_by_tma`) is shown with what is full and empty, and by role where a warp of its own
+    brings them.
     """
     statements, name = statements_under(sch, loop), loop_name(sch, loop)
     lists = _annotated(sch, loop)
@@ -58,8 +69,10 @@ def explain_pipeline(sch: Schedule, loop: LoopRV) -> str:
         f"pipeline on loop {name!r}, {extent} iterations, pipeline stages 0 to {max(lists.stage)}",
         _statement_table(statements, lists, kept),
         _time_table(statements, lists, extent),
-        _pseudo_code(statements, lists, name, extent),
+        _pseudo_code(statements, lists, name, extent, _Boxes.of(sch, loop)),
     ]
+    if has_boxes(sch, loop):
+        return "\n\n".join([*parts, _BOXES_ARRIVE])
     preflight = [_preflight(sch, loop, s) for s, stage in zip(statements, lists.stage) if stage in lists.asynchronous]
     if preflight:
         parts.append("asynchronous copies (need the pass configuration tirx.use_async_copy):\n" + "\n".join(preflight))
@@ -85,7 +98,8 @@ def pseudo_code(sch: Schedule, loop: LoopRV) -> str:
     lists = _annotated(sch, loop)
     if lists is None:
         return _not_pipelined(sch, loop)
-    return _pseudo_code(statements_under(sch, loop), lists, loop_name(sch, loop), loop_extent(sch, loop))
+    name, extent = loop_name(sch, loop), loop_extent(sch, loop)
+    return _pseudo_code(statements_under(sch, loop), lists, name, extent, _Boxes.of(sch, loop))
 
 
 def _not_pipelined(sch: Schedule, loop: LoopRV) -> str:
@@ -136,21 +150,75 @@ def _time_table(statements: list[Statement], lists: _Lists, extent: int) -> str:
     return _aligned(rows)
 
 
-def _pseudo_code(statements: list[Statement], lists: _Lists, name: str, extent: int) -> str:
+def _pseudo_code(statements: list[Statement], lists: _Lists, name: str, extent: int, boxes: _Boxes | None) -> str:
     """Write out prologue, body and epilogue; ``statement[i]`` is a statement's iteration i."""
     deepest, memory = max(lists.stage), _SharedMemory()
-    lines = ["prologue:"]
+
+    def time_step(step: int | None) -> list[str]:
+        if boxes:
+            return boxes.time_step(statements, lists, step, extent)
+        return _time_step(statements, lists, step, extent, memory)
+
+    lines = boxes.own_warp(statements, name, extent) if boxes and boxes.by_own_warp else []
+    lines.append("prologue:")
     for step in range(min(deepest, extent)):
-        lines += _time_step(statements, lists, step, extent, memory)
+        lines += time_step(step)
     lines.append(f"body: for {name} in {deepest} .. {extent - 1}:" if extent > deepest else "body: none")
     if extent > deepest:
         memory.filled = memory.read = True  # by the iteration before
-        body = _time_step(statements, lists, None, extent, memory)
-        lines += [line.replace("[now", f"[{name}") for line in body]
+        lines += [line.replace("[now", f"[{name}") for line in time_step(None)]
     lines.append("epilogue:")
     for step in range(extent, extent + deepest):
-        lines += _time_step(statements, lists, step, extent, memory)
+        lines += time_step(step)
     return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class _Boxes:
+    """A ring of boxes: does a warp of its own bring them, and do computations say which stages are empty?"""
+
+    by_own_warp: bool
+    retires: bool
+
+    @classmethod
+    def of(cls, sch: Schedule, loop: LoopRV) -> _Boxes | None:
+        """Read a loop; None of one whose copies are no boxes."""
+        if not has_boxes(sch, loop):
+            return None
+        retires = any(map(_retires, statements_under(sch, loop)))
+        return cls(OWN_WARP in sch.get(loop).annotations, retires)
+
+    def own_warp(self, statements: list[Statement], name: str, extent: int) -> list[str]:
+        """Write what a warp of its own does, in front of what the others do."""
+        copies = [statement for statement in statements if statement.fills_shared]
+        asked = [f"  {each.name}[{name}]: one thread {_WAITS_FOR_EMPTY}, and {_ASKS}" for each in copies]
+        return [f"a warp of its own: for {name} in 0 .. {extent - 1}:", *asked, "the others:"]
+
+    def time_step(self, statements: list[Statement], lists: _Lists, step: int | None, extent: int) -> list[str]:
+        """Write out a time step's statements in the body's order, each with what it does to its stage's mbarriers."""
+        lines: list[str] = []
+        for index in lists.body:
+            statement, stage = statements[index], lists.stage[index]
+            is_due = step is None or 0 <= step - stage < extent
+            if not is_due or (self.by_own_warp and statement.fills_shared):
+                continue
+            tile = (f"now - {stage}" if stage else "now") if step is None else str(step - stage)
+            said = ""
+            if statement.fills_shared:
+                in_first_turn = step is not None and step < max(lists.stage)
+                waits = "" if in_first_turn or not self.retires else f"{_WAITS_FOR_EMPTY}, and "
+                lines += [] if in_first_turn or self.retires else ["  barrier"]
+                said = f": one thread {waits}{_ASKS}"
+            elif is_gate(statement):
+                said = ": wait until its stage is full"
+            elif _retires(statement):
+                said = ": wait for the computation; its stage is empty"
+            lines.append(f"  {statement.name}[{tile}]{said}")
+        return lines
+
+
+def _retires(statement: Statement) -> bool:
+    return any(RETIRE in block.annotations for block in statement.blocks)
 
 
 @dataclass

@@ -13,6 +13,7 @@ from tensorir_ladder.schedules.loops.early_launch import launch_early
 from tensorir_ladder.schedules.loops.layout import contraction_loops, pad_to_tile
 from tensorir_ladder.schedules.loops.tiling import bind_grid, raster_blocks
 from tensorir_ladder.schedules.memory.alignment import align_operands
+from tensorir_ladder.schedules.memory.box_stores import storable_by_tma, store_by_tma
 from tensorir_ladder.schedules.memory.staging import initialize_before, longest_rounds
 from tensorir_ladder.schedules.pipeline.first_fill import fill_before_waiting
 from tensorir_ladder.schedules.pipeline.one_barrier import hide_reads
@@ -58,7 +59,7 @@ def multiply_by_warpgroups(
                    for k_outer:                                             # a ring of ``stages``
                      A_shared = A_pad[tile];  B_shared = B[tile]            # by cp.async, or boxes by TMA
                      wgmma(C_local, A_shared, B_shared)                     # one stays in flight
-                   C = C_local, row by row                                  # or parts, which a second kernel adds up
+                   C = C_local, row by row, or boxes by TMA                 # or parts, which a second kernel adds up
 
     Compared with :func:`schedules.tensor_cores.stage_for_warpgroups` and its pipeline:
 
@@ -68,8 +69,9 @@ def multiply_by_warpgroups(
     - Without ``planned.boxes`` all threads copy: copies fill with zeros beyond ragged edges without a branch, and all
       of the ring's first tiles are requested before the first wait.
     - With ``planned.boxes`` one thread issues TMA loads, in a warp of its own with ``planned.own_warp``. Rows that
-      begin within a sector cost less then, and a kernel's start costs more. The blocks of a ``planned.cluster``, so
-      many below and so many next to each other, share the operands that they have in common.
+      begin within a sector cost less then, and a kernel's start costs more. Results leave by TMA, too, where it can
+      store them (:func:`schedules.memory.storable_by_tma`). The blocks of a ``planned.cluster``, so many below and so
+      many next to each other, share the operands that they have in common.
     - The kernel starts early (:func:`schedules.loops.launch_early`).
 
     :mod:`schedules.plans` chooses tiles and plans. ``stages`` are at least 3, or as many as the reduction has k tiles;
@@ -100,7 +102,9 @@ def multiply_by_warpgroups(
     grid = bind_grid(sch, [*batch, *_cluster_side_by_side(sch, loops, planned.cluster)])
     group = bind_warpgroups(sch, loops)
     write_back = accumulate_by_warpgroups(sch, block, group, instruction)
-    if by_rows and planned.parts == 1:
+    if planned.boxes and storable_by_tma(sch, write_back, grid):
+        store_by_tma(sch, write_back, grid)
+    elif by_rows and planned.parts == 1:
         store_by_rows(sch, write_back, grid, tile.threads, whole=True)
     spread_fragment(sch, write_back, group, vectorize=True)
     copies = []

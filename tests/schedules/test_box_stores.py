@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from functools import partial
 
+import numpy as np
 import pytest
 import tvm
 from tvm import tirx
@@ -12,10 +15,14 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.script import tirx as T
 from tvm.target import Target
 
-from support.boxes import HOPPER
+from support.boxes import ALONE, BELOW, BESIDE, HOPPER, kernel_of
+from support.broken_kernels import WRONG
 from support.functions import check_function
 from support.warpgroups import SMALL, check_on_cpu, product_of_any_rows
+from tensorir_ladder.emulator import KernelFault
 from tensorir_ladder.harness.build import lower_schedule
+from tensorir_ladder.harness.emulation import EmulatorBackend, emulated
+from tensorir_ladder.harness.verify import WrongResult, verify_launch
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.loops import bind_batched_grid, contraction_loops, pad_to_tile
 from tensorir_ladder.schedules.memory import initialize_before, stage_in_shared, storable_by_tma, store_by_tma
@@ -65,6 +72,40 @@ def stored(
     if wgmma:
         multiply_by_wgmma(sch, loops, instruction)
     return sch
+
+
+PRODUCTS = [
+    (Matmul(256, 256, 256, "float16", "nt"), "128x128x64/2x1", ALONE),
+    (Matmul(200, 264, 584, "bfloat16"), "128x80x64/2x1", ALONE),  # a last panel of 16 columns
+    (Matmul(136, 520, 328, "float16"), "64x176x64/1x2", ALONE),  # panels that two warpgroups fill
+    (Matmul(264, 264, 520, "bfloat16", "nt"), "64x80x64/1x1", (2, 2)),
+    (Matmul(270, 72, 256, "bfloat16"), "256x64x64/4x1", ALONE),  # the most rows of a box
+    (Matmul(200, 264, 328, "float16"), "80x128x64swapped/1x1", BELOW),
+    (Matmul(150, 200, 392, "bfloat16", "nt"), "24x64x64swapped/1x1", BESIDE),
+    (Matmul(7, 72, 256, "float16"), "64x128x64/1x1", ALONE),  # smaller than a tile
+    (Matmul(2, 8, 256, "float16"), "16x64x64swapped/1x1", ALONE),
+    (Matmul(200, 36, 256, "float16", "nt", out_dtype="float32"), "128x64x64/2x1", ALONE),
+]
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize(("problem", "tile", "cluster"), PRODUCTS, ids=str)
+@pytest.mark.parametrize("own_warp", [True, False])
+def test_products_stored_by_tma_are_right(own_warp: bool, problem: Matmul, tile: str, cluster: tuple[int, int]) -> None:
+    kernel = kernel_of(problem, tile, 3, cluster, own_warp=own_warp)
+    assert BY_ONE in kernel.body
+    backend = EmulatorBackend()
+    verify_launch(backend.load(kernel), problem, backend, kernel.label, seeds=(1, 2))
+
+
+@pytest.mark.emulator
+def test_nothing_beyond_the_output_is_written_and_all_of_it_is() -> None:
+    problem = Matmul(72, 72, 264, "float16", "nt")
+    a, b = (np.ones((count, problem.k), np.float16) for count in (problem.m, problem.n))
+    memory = np.full((2 * problem.m, problem.n), np.nan, np.float16)
+    EmulatorBackend().load(kernel_of(problem, "64x64x64/1x1", 3))(a, b, memory[: problem.m])
+    assert (memory[: problem.m] == problem.k).all()
+    assert np.isnan(memory[problem.m :]).all()
 
 
 @pytest.mark.emulator
@@ -149,6 +190,48 @@ def test_of_more_rows_than_a_box_has_several_boxes_are_stored() -> None:
     assert "72, 300, 1, 144, 43200, 64, 132" not in str(lowered.host)  # 132 rows would begin within the swizzle
     assert lowered.body.count("bulk_tensor_s2g") == 2 * 3  # 64 and 8 columns, 88 rows each
     check_function(function, lower_ahead(sch.mod["main"], TARGET), TARGET)
+
+
+def test_one_thread_stores_between_a_fence_and_barriers() -> None:
+    body = kernel_of(Matmul(264, 264, 520, "float16"), "128x80x64/2x1", 3, own_warp=False).body
+    names = r"(fence_proxy|__syncthreads|is_elected_to_store|s2g|bulk_commit_group|bulk_wait_group)\w*\("
+    by_one = ["is_elected_to_store", "s2g", "s2g", "bulk_commit_group", "bulk_wait_group"]  # 64 columns, and 16
+    assert re.findall(names, body)[-8:] == ["fence_proxy", "__syncthreads", *by_one, "__syncthreads"]
+    assert "round_ptr" not in body  # the output is reached by its tensor maps alone
+
+
+FENCE = r"tvm_builtin_ptx_fence_proxy\w+\(\);\s*(?=meet)"
+BROKEN = {
+    "no proxy fence": (FENCE, "", "missing proxy fence"),
+    "no barrier": (r"meet_\d+\(\);\s*(?=if \(is_elected_to_store)", "", "race"),
+    "a store before the fence": (
+        r"(tvm_builtin_ptx_fence_proxy\w+\(\);\s*meet_\d+\(\);)\s*(if \(is_elected_to_store\(\)\) {.*?\n    })",
+        r"\2 \1",
+        "race|missing proxy fence",
+    ),
+    "a box too far": (r"(results_map[^\n]*>> 1\) \* )64", r"\g<1>128", WRONG),
+    "a box of the next rows": (r"(results_map[^\n]*buf_dyn_shmem_ptr\)\[)(\d+)", r"\g<1>512 + \2", WRONG),
+    "not awaited": (r"tvm_builtin_ptx_cp_async_bulk_wait_group\w+\(\);", "", "unawaited"),
+}
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_store_is_found(name: str) -> None:
+    pattern, replacement, found = BROKEN[name]
+    problem, backend = Matmul(128, 128, 256, "float16", "nt"), EmulatorBackend()
+    kernel = kernel_of(problem, "64x64x64/1x1", 3)
+    text = re.sub(pattern, replacement, kernel.cuda, count=1, flags=re.S)
+    assert text != kernel.cuda
+    program = replace(emulated(kernel), cuda=text)
+
+    def run(orders: int) -> None:
+        for seed in range(orders):
+            verify_launch(partial(program, seed=seed), problem, backend, name)
+
+    with pytest.raises((KernelFault, WrongResult)) as caught:
+        run(20)
+    assert re.fullmatch(found, getattr(caught.value, "kind", WRONG)), str(caught.value)
 
 
 def refused(message: str, sch: Schedule, block: SBlockRV, loop: LoopRV) -> None:

@@ -17,9 +17,10 @@ from support.functions import check_function
 from tensorir_ladder.emulator.errors import KernelFault
 from tensorir_ladder.harness.build import Lowered, lower_schedule
 from tensorir_ladder.harness.emulation import EmulatorBackend
+from tensorir_ladder.harness.explain import pipelined_loops
 from tensorir_ladder.harness.verify import verify_launch
 from tensorir_ladder.schedules.errors import IllegalPipeline
-from tensorir_ladder.schedules.pipeline import bring_by_own_warp, lower_ahead
+from tensorir_ladder.schedules.pipeline import bring_by_own_warp, explain_pipeline, lower_ahead
 from tensorir_ladder.schedules.pipeline.own_warp import lower_own_warps
 from tensorir_ladder.schedules.tensor_cores import (
     WarpgroupContraction,
@@ -85,7 +86,7 @@ def test_blocks_have_a_warp_more_that_no_later_barrier_waits_for() -> None:
     assert "__launch_bounds__(288)" in kernel.cuda
     behind = kernel.body[kernel.body.index("is_warp((uint)8)") :]
     assert "__syncthreads" not in behind
-    assert behind.count("meet_256()") == 2  # around the results' way through shared memory
+    assert behind.count("meet_256()") == 3  # behind the ring, and around the results' stores
 
 
 @pytest.mark.emulator
@@ -180,3 +181,29 @@ def test_what_a_warp_more_would_store_before_the_ring_is_refused() -> None:
 
     with pytest.raises(RuntimeError, match=r"stores before a ring .*A, in global memory, limit registers"):
         lower_own_warps(tvm.IRModule({"main": main}))
+
+
+def of_ring(own_warp: bool) -> str:
+    """What is said of a ring of boxes of 3 stages."""
+    problem, tile, stages = RING
+    kernel = kernel_of(problem, tile, stages, own_warp=own_warp)
+    (loop,) = pipelined_loops(kernel)
+    return explain_pipeline(kernel.schedule, loop)
+
+
+def test_a_ring_of_boxes_is_explained_by_what_is_full_and_empty() -> None:
+    said = of_ring(own_warp=False)
+    assert "cp.async" not in said
+    assert "wait_group" not in said
+    body = said[said.index("body:") : said.index("epilogue:")]
+    assert [line.split(": ")[-1] for line in body.splitlines()[1:] if ":" in line] == [
+        "wait until its stage is full",
+        "one thread waits until its stage is empty, and asks for its boxes",
+        "wait for the computation; its stage is empty",
+    ]
+
+
+def test_a_warp_of_its_own_is_explained_by_itself() -> None:
+    own, others = of_ring(own_warp=True).split("the others:")
+    assert own.count("asks for its boxes") == 1
+    assert "asks for its boxes" not in others.split("copies by TMA")[0]

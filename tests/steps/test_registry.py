@@ -71,7 +71,7 @@ def test_a_new_step_is_one_new_file(tmp_path: Path) -> None:
         (10, "step10_c"),
     ]
     assert steps[9].title == "A step"
-    assert steps[9].verified_on == ("gpu", "llvm", "emulator")
+    assert steps[9].verified_on(steps[9].variants[0].name) == ("gpu", "llvm", "emulator")
     assert not steps[9].pipelined
     assert get_step(1) is STEPS[1], "another folder's step 1 is not the ladder's"
 
@@ -81,9 +81,9 @@ def test_an_explicit_step_has_a_kernel_in_the_place_of_a_schedule(tmp_path: Path
     (step,) = find_steps(write(tmp_path, step2_bad=kernel)).values()
     assert step.explicit
     assert not step.tensorized
-    assert step.verified_on == ("gpu", "emulator")
-    assert EXPLICIT_STEPS == [11, 12, 13, 14]
-    assert STEPS[14].verified_on == ()
+    assert step.verified_on(step.variants[0].name) == ("gpu", "emulator")
+    assert EXPLICIT_STEPS == [13, 14]
+    assert STEPS[14].verified_on("ring") == ()
 
 
 MALFORMED = {

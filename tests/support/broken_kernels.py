@@ -214,7 +214,8 @@ WHOLE = [
 def whole_step(number: int, variant: str) -> SanitizedKernel:
     """Take a step's kernel as it is, of a small ragged product."""
     step = STEPS[number]
-    tile = step.tiles.kind.parse("64x64x64/1x1") if step.explicit else SMALL_TILES[step.tiles.kind]
+    kind = step.tiles_of(variant).kind
+    tile = kind.parse("64x64x64/1x1") if step.is_explicit(variant) else SMALL_TILES[kind]
     lowered = lower(make_case(number, RAGGED, variant, tile=tile))
     return SanitizedKernel(f"step {number}, {variant}, whole", emulated(lowered), lowered.case.problem, whole=True)
 

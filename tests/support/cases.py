@@ -45,7 +45,7 @@ SMALL_TILES: dict[type[BlockTile], BlockTile] = {
 EXPLICIT_STEPS = [number for number, step in STEPS.items() if step.explicit]
 
 
-SCHEDULED_VARIANTS = [(number, variant) for number, variant in EVERY_VARIANT if number not in EXPLICIT_STEPS]
+SCHEDULED_VARIANTS = [(number, variant) for number, variant in EVERY_VARIANT if not STEPS[number].is_explicit(variant)]
 
 
 UNOPTIMISED = {"kind": "llvm", "opt-level": 0}
@@ -69,12 +69,14 @@ def make_case(
     variant = variant or found.default_variant(machine.has_cp_async)
     problem = Matmul(*shape, dtype or found.variant(variant).dtypes[0], layout, out_dtype)
     stages = found.stages if stages is None else stages
-    return Case(found, problem, variant, tile or found.tiles.default.tile, machine, stages)
+    return Case(found, problem, variant, tile or found.tiles_of(variant).default.tile, machine, stages)
 
 
 def small_case(step: int, shape: tuple[int, int, int], variant: str | None = None, **given: Any) -> Case:
     """The same with the smallest sensible tile of the step's family: quick to run on the CPU."""
-    return make_case(step, shape, variant, tile=SMALL_TILES[STEPS[step].tiles.kind], **given)
+    found = STEPS[step]
+    kind = found.tiles_of(variant or found.variants[0].name).kind
+    return make_case(step, shape, variant, tile=SMALL_TILES[kind], **given)
 
 
 class Outcome(NamedTuple):

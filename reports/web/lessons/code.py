@@ -22,8 +22,6 @@ AROUND = 2  # unchanged lines shown on either side of a change
 SIGNS = {"+ ": "added", "- ": "removed", "  ": "same"}
 # Explicit kernels hand over to a builder: what is compared is its body, and of step 14 the ring itself.
 BUILDERS = {
-    11: "tma_ring.tma_ring",
-    12: "warp_specialized.warp_specialized",
     13: "persistent.persistent",
     14: "tcgen05_ring.tcgen05_ring",
 }
@@ -57,7 +55,7 @@ def step_source(step: Step) -> tuple[str, str]:
 
         make = getattr(import_module(f"tensorir_ladder.kernels.{module}"), name)
         return f"kernels/{module}.py", source_of(make)
-    return f"steps/{step.name}.py", source_of(step.schedule or step.kernel)
+    return f"steps/{step.name}.py", source_of(step.maker(step.variants[0].name))
 
 
 def difference(before: str, after: str) -> list[CodeLine]:

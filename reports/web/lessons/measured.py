@@ -239,8 +239,8 @@ def latency_of(facts: Facts, step: Step, variant: str, tile: str, size: str) -> 
     sweep, rates = facts.sweep(step.number, variant, tile, size), facts.rates
     if sweep is None or rates is None:
         return None
-    own, dtype = step.tiles.kind.parse(tile), sweep.section.dtype
-    ceiling = instruction_ceiling(rates, step.tiles.kind, sweep.section.math)
+    own, dtype = step.tile(variant, tile), sweep.section.dtype
+    ceiling = instruction_ceiling(rates, type(own), sweep.section.math)
     used = next((record.resources for record in sweep.records if record.resources), None)
     if ceiling is None or used is None:
         return None
