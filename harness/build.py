@@ -43,10 +43,10 @@ AnyLowered = TypeVar("AnyLowered", bound="Lowered")
 ARRAYS = 3  # of a product: A, B and C
 MOST_LOCAL_BYTES = 4096  # four times a thread's registers: room for the gaps between rounds of a copy
 BLOCK_BARRIERS = ("__syncthreads()", "tvm_builtin_cuda_cta_sync()")  # in CUDA text, the latter of explicit kernels
-INSTRUCTIONS = {  # of explicit kernels, as the CUDA text names them where they are called
+INSTRUCTIONS = {  # of kernels that meet at mbarriers, as the CUDA text names them where they are called
     "TMA loads": r"cp_async_bulk_tensor_g2s\w*\(",
     "TMA stores": r"cp_async_bulk_tensor_s2g\w*\(",
-    "wgmma": r"wgmma\w*_mma_async\w*\(",
+    "wgmma": r"wgmma\w*_mma_async\w*\(|\bwgmma_m64n\w+\(",
     "tcgen05.mma": r"tcgen05_mma\w*\(",
     "mbarrier waits": r"\bmbarrier_wait\w*\(",
 }
@@ -373,8 +373,13 @@ class Lowered:
 
     @property
     def loop_body(self) -> str:
-        """The text of the loop that matters (:func:`main_loop`), or of an explicit kernel's roles, a loop each."""
-        return (self.explicit and ring_loops(self.body)) or main_loop(self.body)
+        """The text of the loop that matters (:func:`main_loop`), or of a kernel's roles, a loop each."""
+        return (self.meets_at_mbarriers and ring_loops(self.body)) or main_loop(self.body)
+
+    @property
+    def meets_at_mbarriers(self) -> bool:
+        """True where TMA fills a ring, whose stages mbarriers keep: in explicit kernels, and of boxes."""
+        return self.explicit or re.search(INSTRUCTIONS["TMA loads"], self.body) is not None
 
     @property
     def written_out(self) -> bool:
@@ -396,16 +401,16 @@ class Kernel(Lowered):
 
     @property
     def code(self) -> CodeFacts:
-        """Counts in the generated CUDA; an explicit kernel has no cp.async, and its waits are for mbarriers."""
+        """Counts in the generated CUDA; a ring that TMA fills has no cp.async, and its waits are for mbarriers."""
         body, loop = self.body, self.loop_body
         tiles = self._k_tiles_in(loop)
         copies = asynchronous_copies(loop)
-        waits = [] if self.explicit else re.findall(r"wait_group_(\d+)\(\)", loop)
+        waits = [] if self.meets_at_mbarriers else re.findall(r"wait_group_(\d+)\(\)", loop)
         return CodeFacts(
             barriers=sum(map(loop.count, BLOCK_BARRIERS)) // tiles,
             cp_async=len(copies) // tiles,
             cp_async_bytes=max(copies, default=0),
-            commit_groups=0 if self.explicit else loop.count("commit_group()") // tiles,
+            commit_groups=0 if self.meets_at_mbarriers else loop.count("commit_group()") // tiles,
             wait_groups=tuple(int(count) for count in waits[: len(waits) // tiles]),
             vector_loads=len(re.findall(r"= \*\((?:float|half|uint)[248x1-9]*\*\)\(\w+_ptr", loop)),
             vector_stores_kernel=len(re.findall(r"^\s*\*\((?:float|half|uint)[248x1-9]*\*\)\(", body, re.M)),
@@ -415,9 +420,10 @@ class Kernel(Lowered):
 
     @property
     def instructions(self) -> dict[str, int]:
-        """Counts of an explicit kernel's own instructions in its loop, or in all of it where that is written out.
+        """Counts of instructions in the loop of a ring that TMA fills, or in all of it where that is written out.
 
-        Per k tile, by their names in INSTRUCTIONS, one of MULTIPLICATIONS; stores are counted in the whole kernel.
+        Per k tile, by their names in INSTRUCTIONS, one of MULTIPLICATIONS; stores are counted in the whole kernel. A
+        schedule's wgmma is a function, called once a k tile by each warpgroup.
         """
         loop = self.loop_body
         tiles = self._k_tiles_in(loop)

@@ -19,7 +19,7 @@ def why(kernel: Kernel) -> str:
         return f"The generated kernel is the same, character for character, as that of {twin}: no gain is possible."
     code, stages = kernel.code, kernel.code.shared_versions
     scope = "in all, the k loop being written out" if kernel.written_out else "per k tile"
-    if kernel.explicit:
+    if kernel.meets_at_mbarriers:
         counts = kernel.instructions
         multiplies = next(name for name in MULTIPLICATIONS if name in counts)
         sentence = (
@@ -104,8 +104,13 @@ def aspects(kernel: Kernel) -> dict[str, str]:
 def _identical(kernel: Kernel) -> str | None:
     case, steps = kernel.case, find_steps()
     names = case.step.variant_names
-    variants = names[: names.index(case.variant)]
-    alike = [step for step in steps.values() if step.number < case.step.number and step.tiles == case.step.tiles]
+    family = case.step.tiles_of(case.variant)
+    variants = [name for name in names[: names.index(case.variant)] if case.step.tiles_of(name) == family]
+    alike = [
+        step
+        for step in steps.values()
+        if step.number < case.step.number and step.tiles == case.step.tiles_of(case.variant)
+    ]
     earlier = [(step, step.default_variant(case.machine.has_cp_async)) for step in alike]
     for step, variant in (*((case.step, variant) for variant in variants), *reversed(earlier)):
         other = Case(step, case.problem, variant, case.tile, case.machine, case.stages)
@@ -146,20 +151,20 @@ def _counted(count: int, what: str) -> str:
 
 
 def _waits(kernel: Kernel) -> str:
-    if kernel.explicit:
+    if kernel.meets_at_mbarriers:
         count = kernel.instructions["mbarrier waits"]
         return f"{_counted(count, 'mbarrier')} by {'its phase' if count == 1 else 'their phases'}"
     return ", ".join(f"wait_group {count}" for count in kernel.code.wait_groups) or "none"
 
 
 def _stores(kernel: Kernel) -> str:
-    if kernel.explicit and kernel.instructions["TMA stores"]:
-        return f"TMA, {kernel.instructions['TMA stores']} a warpgroup"
+    if kernel.meets_at_mbarriers and kernel.instructions["TMA stores"]:
+        return f"TMA, {kernel.instructions['TMA stores']} {'a warpgroup' if kernel.explicit else 'by one thread'}"
     return "vectors" if kernel.code.vector_stores_kernel else "scalars"
 
 
 def _loads(kernel: Kernel) -> str:
-    if kernel.explicit:
+    if kernel.meets_at_mbarriers:
         return f"TMA, {kernel.instructions['TMA loads']} by one thread"
     code = kernel.code
     if code.cp_async:

@@ -101,7 +101,7 @@ class Measurer:
         The search is :mod:`harness.tuning`'s, over this smaller space and without a confirmation, which the
         measurement that follows is. WrongResult where a candidate does not compute the product.
         """
-        stages, tiles = case.step.stages if self.tune_stages else case.stages, case.step.tiles.best
+        stages, tiles = case.step.stages if self.tune_stages else case.stages, case.step.tiles_of(case.variant).best
         unchosen = replace(case, tile=tiles[0], stages=stages, tile_choice="best")
         if unchosen not in self._best:
             several = STAGE_SET if self.tune_stages and case.step.pipelined else (stages,)
@@ -181,7 +181,7 @@ class Measurer:
         if case.tile_choice == "best":
             return self.best(replace(before, tile_choice="best"))
         chosen_for_it = case.tile_choice == "default" and step.tiles.choices
-        same = step.tiles == case.step.tiles and not chosen_for_it
+        same = step.tiles == case.step.tiles_of(case.variant) and not chosen_for_it
         stages = case.stages if step.pipelined else step.stages
         return replace(before, tile=case.tile, stages=stages, tile_choice=case.tile_choice) if same else before
 

@@ -75,6 +75,7 @@ CUT_CYCLES = 6000  # that sums on their way from helpers to owners take, and the
 MEMORY_SHARE = 0.27  # of the bytes that all multiprocessors load in a cycle: what device memory gives
 SPARSE_ROWS = 32  # up to which narrow tiles are slow: all blocks load the same few rows, the more often the more blocks
 FEW_WAVES = 1.5  # up to which blocks with one tile each are faster, and of two tiles that cost the same the smaller
+CUT_WAVES = 2  # up to which the last is cut: a large tile's sums on their way to its owner take longer than reckoned
 WORTH_STAYING = 0.9  # of their time, where blocks that stay, whose last wave may be cut, are faster all the same
 FULL = 0.8  # of such waves: tiles that fill more leave too few multiprocessors idle for what a cut costs
 ELEMENTS_PER_CYCLE = 2.06  # that a multiprocessor loads one by one: 4096 x 1001 x 1001 took 0.134 ms on an H200
@@ -605,8 +606,8 @@ class ProductMenu:
         """Return what should be fastest for so many rows; where it hardly loses, ``before``, which is so for fewer."""
         problem = self.product.problem(rows)
         leaving = self._least(leaving_cycles, problem, 1)
-        if _waves(leaving, problem, self.machine) > FEW_WAVES:
-            step, choice = 13, self._least(staying_cycles, problem, HARDLY_SLOWER)
+        if (waves := _waves(leaving, problem, self.machine)) > FEW_WAVES:
+            step, choice = 13, self._least(staying_cycles, problem, HARDLY_SLOWER if waves > CUT_WAVES else 1)
         elif staying := self._faster(leaving, problem):
             step, choice = 13, staying
         else:

@@ -124,8 +124,8 @@ STEP = Step(
     pipelined=True,
     refuses=untaken,
     variants=(
-        Variant("boxes", dtypes=HALVES, needs_async_copy=True, fewest_stages=3),
-        Variant("rows", dtypes=HALVES, needs_async_copy=True, fewest_stages=3),
+        Variant("boxes", dtypes=HALVES, fewest_stages=3),
+        Variant("rows", dtypes=HALVES, fewest_stages=3),
         Variant("tma_store", dtypes=HALVES, kernel=kernel, tiles=KERNEL_TILES, modelled=True),
         Variant("direct", dtypes=HALVES, kernel=kernel, tiles=KERNEL_TILES, modelled=True),
         Variant("bounded", dtypes=HALVES, kernel=kernel, tiles=KERNEL_TILES, debug=True),

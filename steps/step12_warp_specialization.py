@@ -133,8 +133,8 @@ STEP = Step(
     pipelined=True,
     refuses=untaken,
     variants=(
-        Variant("own_warp", dtypes=HALVES, needs_async_copy=True, fewest_stages=3),
-        Variant("early", dtypes=HALVES, needs_async_copy=True, fewest_stages=3),
+        Variant("own_warp", dtypes=HALVES, fewest_stages=3),
+        Variant("early", dtypes=HALVES, fewest_stages=3),
         Variant("roles", kernel=kernel, tiles=KERNEL_TILES, tuned=True, dtypes=HALVES, fewest_stages=FEWEST_STAGES),
         Variant("bounded", kernel=kernel, tiles=KERNEL_TILES, dtypes=HALVES, fewest_stages=FEWEST_STAGES, debug=True),
     ),

@@ -54,7 +54,7 @@ def _combinations(options: argparse.Namespace) -> list[Case]:
     named = cases_named(options, GPU_SIZES, several=True)
     for stages in [None] if options.stages is None else numbers(options.stages, "--stages"):
         for case in named:
-            tiles = case.step.tiles.best if options.tile == "all" else [case.tile]
+            tiles = case.step.tiles_of(case.variant).best if options.tile == "all" else [case.tile]
             asked = case if stages is None else replace(case, stages=stages)
             cases += [replace(asked, tile=tile, tile_choice="given") for tile in tiles]
     return list(dict.fromkeys(replace(case, stages=case.stages_built) for case in cases))

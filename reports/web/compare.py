@@ -345,9 +345,8 @@ def _loop(kernel: ListedKernel, listing: KernelTexts | None) -> dict[str, Any]:
     if code is None:
         return {"stages": kernel.stages}
     own: dict[str, Any] = {name: getattr(code, name) for name in ("barriers", "kernel_lines")}
-    if get_step(kernel.step).is_explicit(kernel.variant):
-        own |= listing.instructions if listing else {}
-    else:
+    own |= listing.instructions if listing else {}
+    if not get_step(kernel.step).is_explicit(kernel.variant):
         own |= {name: getattr(code, name) for name in OF_SCHEDULES}
         own["wait_groups"] = ", ".join(map(str, code.wait_groups)) or "none"
     return {"stages": kernel.stages, **own}

@@ -153,7 +153,7 @@ def _listing(kernel: ListedKernel) -> KernelTexts | None:
     except ValueError:  # all that a case is refused for: its step, variant, tile, schedule
         return None
     texts = {form: comparable_text(made, form) for form in MADE_HERE}
-    counted = made.instructions if made.explicit else {}
+    counted = made.instructions if made.meets_at_mbarriers else {}
     return KernelTexts(made.source_sha256, texts, made.threads, made.blocks, made.smem_bytes, made.code, counted)
 
 

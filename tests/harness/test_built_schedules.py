@@ -102,7 +102,7 @@ def test_what_cannot_be_read_is_built_again(head: bytes, compiles: list[str]) ->
 
 def test_an_explicit_kernel_is_refused(compiles: list[str]) -> None:
     with pytest.raises(TypeError, match="explicit kernel"):
-        build_schedule(small_case(11, (64, 64, 64)), MADE_UP)
+        build_schedule(small_case(11, (64, 64, 64), "direct"), MADE_UP)
 
 
 @pytest.mark.emulator

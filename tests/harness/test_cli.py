@@ -116,7 +116,7 @@ def test_an_explicit_step_is_verified_by_the_emulator_only(number: int, command:
 
 @pytest.mark.compiler
 def test_an_explicit_step_is_compiled_without_a_gpu(command: Command) -> None:
-    arguments = ("--step", "11", "--size", "64", "--variant", "default", "--arch", "sm_90a")
+    arguments = ("--step", "11", "--size", "64", "--variant", "tma_store", "--arch", "sm_90a")
     outcome = command("run", *arguments, "--on", "llvm")
     assert outcome.code == 0
     assert verified_on(outcome) == [""]
@@ -181,8 +181,8 @@ def test_each_step_has_its_own_default_dtype_tile_and_stages() -> None:
         "step8_tensor_cores[default] 512x512x512 float16",
         "step9_async_ring[fragments] 512x512x512 float16",
         "step10_wgmma[rows] 512x512x512 float16",
-        "step11_tma_ring[tma_store] 512x512x512 float16",
-        "step12_warp_specialization[roles] 512x512x512 float16",
+        "step11_tma_ring[boxes] 512x512x512 float16",
+        "step12_warp_specialization[own_warp] 512x512x512 float16",
         "step13_persistent[stream] 512x512x512 float16",
     ]
     problems = [Matmul(512, 512, 512, step.variant(step.default_variant()).dtypes[0]) for step in STEPS.values()]
@@ -284,7 +284,7 @@ def test_without_a_step_those_are_left_out_that_refuse_a_shape(capsys: pytest.Ca
     named = cases("verify", "--arch", "sm_90a", "--shape", "33x17x50,32x16x48")
     elsewhere = sum(STEPS[number].arch not in ("", "sm_90a") for number in EXPLICIT_STEPS)
     assert len(named) == 2 * len(STEPS) - len(EXPLICIT_STEPS) - elsewhere
-    assert re.search(r"step11_tma_ring, since TMA .*16 bytes.* 50", capsys.readouterr().err)
+    assert re.search(r"step13_persistent, since TMA .*16 bytes.* 50", capsys.readouterr().err)
 
 
 @pytest.mark.usefixtures("quick")
@@ -548,7 +548,7 @@ def test_a_step_file_with_an_error_leaves_the_others(
         ("show 5 --tile 30x64x16/4x4", ("30 rows", "multiple of 4", "choose multiples"), "smaller"),
         ("explain 5 --stages 200", ("200 stages", "64", "k tile", "393216 bytes", "fewer stages"), "multiples"),
         ("verify --step 1 --size 16 --out /proc/x", ("--out /proc/x", "ladder verify --help"), "verified"),
-        ("verify --step 11 --out-dtype float64", ("float64", "float16 | bfloat16 | float32"), "defect"),
+        ("verify --step 13 --out-dtype float64", ("float64", "float16 | bfloat16 | float32"), "defect"),
         ("verify --step 5 --shape 46340x46340x1", ("46340x46340x1", "32-bit", "2147483648"), "defect"),
     ],
 )

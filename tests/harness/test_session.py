@@ -189,15 +189,15 @@ def test_tf32_is_measured_against_cublas_with_tf32(gpu: FakeGpu, command: Comman
 def test_an_explicit_kernel_is_measured_and_tuned_like_any_other(
     gpu: FakeGpu, measurer: Measurer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for number in (10, 11):
+    for number in (12, 13):
         redeclare(monkeypatch, number, tiles=replace(STEPS[number].tiles, best=STEPS[number].tiles.best[-2:]))
-    case = small_case(11, (64, 64, 1024), stages=3)
+    case = small_case(13, (64, 64, 1024), stages=3)
     record = measurer.measure(case)
     assert Record.from_json(record.to_json()) == record
-    assert (record.step_name, record.tile, record.stages) == ("step11_tma_ring", "64x64x64/1x1", 3)
+    assert (record.step_name, record.tile, record.stages) == ("step13_persistent", "64x64x64/1x1", 3)
     assert (record.code.barriers, record.code.shared_versions, record.code.wait_groups) == (1, 3, ())
     assert record.resources.smem_bytes == case.tile.smem_bytes(2, 3)
-    assert record.previous.label.startswith("step10_wgmma[rows] 64x64x1024 float16")
+    assert record.previous.label.startswith("step12_warp_specialization[own_warp] 64x64x1024 float16")
     best = measurer.measure(replace(case, tile_choice="best"))
     assert {row["tile"] for row in best.candidates} == set(map(str, case.step.tiles.best))
 

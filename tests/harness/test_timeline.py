@@ -158,7 +158,7 @@ def test_every_event_is_stamped_where_it_happens(stages: int) -> None:
 
 
 def test_the_roles_are_in_the_function() -> None:
-    case = make_case(11, (256, 256, 512), tile=HopperTile.parse("128x128x64/2x1"), stages=2)
+    case = make_case(11, (256, 256, 512), "tma_store", tile=HopperTile.parse("128x128x64/2x1"), stages=2)
     assert roles_of(lower(case, Stamps(0)).source) == ROLES
 
 
@@ -174,7 +174,7 @@ def test_a_stamped_kernel_runs_as_it_was_compiled() -> None:
 def test_stamps_cost_no_spills_and_leave_wgmma_in_flight(
     stages: int, compiler: Compiler, sass: Callable[[Cubin], str]
 ) -> None:
-    case = make_case(11, (4096, 4096, 4096), tile=HopperTile.parse("128x256x64/2x1"), stages=stages)
+    case = make_case(11, (4096, 4096, 4096), "tma_store", tile=HopperTile.parse("128x256x64/2x1"), stages=stages)
     kernel = compiled(lower(case, Stamps(256)), compiler)
     assert kernel.cubin.spill_bytes == 0
     text = sass(kernel.cubin)
@@ -185,11 +185,13 @@ def test_stamps_cost_no_spills_and_leave_wgmma_in_flight(
 
 
 def test_a_step_without_stamps_says_so(command: Command) -> None:
-    with pytest.raises(UnsupportedCase, match=r"step10_wgmma leaves no time stamps; explicit kernels do, from step 11"):
+    with pytest.raises(
+        UnsupportedCase, match=r"step10_wgmma\[rows\] leaves no time stamps; explicit kernels do, in steps 11 to 13"
+    ):
         lower(make_case(10, (256, 256, 256)), Stamps(0))
     outcome = command("timeline", "--step", "9,11")
     assert (outcome.code, outcome.err[:6]) == (2, "error:")
-    assert "step9_async_ring leaves no time stamps" in outcome.err
+    assert "step9_async_ring[fragments] leaves no time stamps" in outcome.err
 
 
 # What the words say
@@ -276,7 +278,7 @@ def stamping(made: Session, monkeypatch: pytest.MonkeyPatch) -> Session:
 
 
 def test_the_median_run_of_the_middle_block_is_kept(stamping: Session) -> None:
-    case = make_case(11, (256, 256, 320), tile=SMALL, stages=3)
+    case = make_case(11, (256, 256, 320), "tma_store", tile=SMALL, stages=3)
     taken = take(stamping, case)
     assert (taken.block, taken.blocks, taken.multiprocessor, taken.stages) == (8, 16, 17, 3)
     assert len(taken.durations_ns) == RUNS
@@ -291,7 +293,7 @@ def test_the_median_run_of_the_middle_block_is_kept(stamping: Session) -> None:
 
 def test_a_block_beyond_the_grid_is_refused(stamping: Session) -> None:
     with pytest.raises(NoTimeline, match=r"--block 16: .* has 16 blocks, from 0 on"):
-        take(stamping, make_case(11, (256, 256, 320), tile=SMALL, stages=3), block=16)
+        take(stamping, make_case(11, (256, 256, 320), "tma_store", tile=SMALL, stages=3), block=16)
 
 
 def test_the_command_writes_a_record_per_stage_count(
@@ -502,7 +504,9 @@ def test_the_command_leaves_out_stage_counts_that_a_step_does_not_take(
 def test_a_real_block_leaves_a_timeline_that_makes_sense(stages: int, tmp_path: Path) -> None:
     plan = RoundPlan(rounds=7, warmup_ms=20.0)
     session = Session(require_compiler(), GpuBackend(), tmp_path, "a test", plan=plan)
-    taken = take(session, make_case(11, (1024, 1024, 2048), tile=HopperTile.parse("128x128x64/2x1"), stages=stages))
+    taken = take(
+        session, make_case(11, (1024, 1024, 2048), "tma_store", tile=HopperTile.parse("128x128x64/2x1"), stages=stages)
+    )
     problems = [problem for problem in timeline_problems(taken) if "uncommitted" not in problem]
     assert problems == []
     assert [len(loads(taken)), len(multiplications(taken, "warpgroup 1"))] == [32, 32]

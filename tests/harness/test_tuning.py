@@ -94,11 +94,13 @@ def tuned_again(made: Session, case: Case, **options: object) -> tuple[TunedConf
 def test_the_space_of_each_step() -> None:
     for step in STEPS.values():
         space = TuningSpace.of(step)
-        assert space.tiles == (TILES if step.number in THREAD_STEPS else step.tiles.tuning)
-        assert all(isinstance(tile, step.tiles.kind) for tile in space.tiles)
+        family = step.tiles_of(space.variants[0])
+        assert space.tiles == (TILES if step.number in THREAD_STEPS else family.tuning)
+        assert all(isinstance(tile, family.kind) for tile in space.tiles)
         assert space.stages == step.tuning_stages
         assert (len(space.stages) > 1) == step.pipelined
-        assert (space.variants[0], space.default_stages) == (step.default_variant(), step.stages)
+        called = {12: "roles"}.get(step.number)  # the kernel that products of torch tensors choose
+        assert (space.variants[0], space.default_stages) == (called or step.default_variant(), step.stages)
         assert {step.variant(variant).dtypes for variant in space.variants} == {
             step.variant(step.default_variant()).dtypes
         }

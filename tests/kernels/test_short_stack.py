@@ -53,7 +53,7 @@ def test_inlined_functions_find_their_parser_without_the_sources_of_frames(monke
 
     monkeypatch.setattr(inspect, "getouterframes", watched)
     case = make_case(13, (128, 128, 192))
-    case.step.kernel(case.problem, case.config)
+    case.step.maker(case.variant)(case.problem, case.config)
     assert looked
     assert "_find_parser_def" not in looked
 
@@ -66,7 +66,7 @@ def test_the_modules_of_all_frames_are_known_without_a_search(monkeypatch: pytes
             searched.add(file)
         return find_module(found, file)
 
-    case = make_case(12, (128, 128, 192))
+    case = make_case(12, (128, 128, 192), "roles")
     monkeypatch.setattr(inspect, "getmodule", watched)
-    case.step.kernel(case.problem, case.config)
+    case.step.maker(case.variant)(case.problem, case.config)
     assert not searched

@@ -397,6 +397,6 @@ def test_where_only_its_own_gpu_would_do_it_is_refused(arguments: str, why: str,
 
 
 def test_a_gpu_of_its_own_is_tried() -> None:
-    assert STEPS[14].unverified("gpu", "sm_100a") == ""
-    assert STEPS[14].unverified("gpu", "sm_90a") == STEPS[14].unverified("llvm", "sm_100a") != ""
-    assert STEPS[11].unverified("gpu", "sm_90a") == ""
+    assert STEPS[14].unverified("ring", "gpu", "sm_100a") == ""
+    assert STEPS[14].unverified("ring", "gpu", "sm_90a") == STEPS[14].unverified("ring", "llvm", "sm_100a") != ""
+    assert STEPS[13].unverified("stream", "gpu", "sm_90a") == ""

@@ -12,7 +12,7 @@ import pytest
 from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.machines import DEFAULT_ARCH, machine_for
 from tensorir_ladder.kernels.blackwell import BlackwellTile
-from tensorir_ladder.kernels.tiles import HopperTile
+from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
 from tensorir_ladder.schedules.cost import Machine as CostMachine
 from tensorir_ladder.schedules.tiles import BlockTile, TensorCoreTile, ThreadTile, WarpgroupTile, WarpTile
 from tensorir_ladder.schedules.workloads import Matmul
@@ -38,6 +38,7 @@ SMALL_TILES: dict[type[BlockTile], BlockTile] = {
     TensorCoreTile: TensorCoreTile.parse("32x32x32/16x32"),
     WarpgroupTile: WarpgroupTile.parse("64x64x64/1x1"),
     HopperTile: HopperTile.parse("64x64x64/1x1"),
+    RoleTile: RoleTile.parse("64x64x64/1x1"),
     BlackwellTile: BlackwellTile.parse("128x64x64"),
 }
 

@@ -99,7 +99,7 @@ class CudaLine:
 
 def main_loops(kernel: Kernel, most: int = 48) -> list[list[CudaLine]]:
     """Make the loops that matter readable, each in no more than ``most`` lines: the k loop, or that of each role."""
-    waiting = [text for text in _innermost(kernel.body) if "mbarrier_wait" in text] if kernel.explicit else []
+    waiting = [text for text in _innermost(kernel.body) if "mbarrier_wait" in text] if kernel.meets_at_mbarriers else []
     found = waiting or [kernel.loop_body]
     scalars = set(re.findall(r"\b(\w+?)(?:_ptr)?\[1\];", kernel.body))
     bases = [int(number) for number in re.findall(r"uint64_t\*\)\w+\)\[\(?(?:\w+\[0\] \+ )?(\d+)\)?\]", kernel.body)]

@@ -103,7 +103,7 @@ def test_a_plan_is_that_of_the_schedule(stages: int) -> None:
 
 def test_a_step_without_a_pipeline_has_no_plan() -> None:
     assert plan.plan_of(lesson(4).kernel) is None
-    assert plan.plan_of(lesson(11).kernel) is None
+    assert plan.plan_of(lesson(13).kernel) is None
 
 
 @pytest.mark.parametrize(
