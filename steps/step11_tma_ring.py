@@ -5,12 +5,12 @@ thread, and a block barrier to tell all that all had waited. Hopper's tensor mem
 of one thread for a box of up to 256 × 64 elements, swizzles it as wgmma reads it, fills what lies beyond the matrix
 with zeros, and reports the bytes to an *mbarrier*; boxes of results leave as they came::
 
-    fill all stages but two                            # one thread; each stage's mbarrier expects its bytes
+    fill all stages                                    # one thread; each stage's mbarrier expects its bytes
     for k:
       wait for the mbarrier "full" of tile k's stage
       issue wgmma of tile k                            # returns at once
-      one thread: wait for "empty" of a stage; ask for tile k + stages − 2
       wait until wgmma of tile k − 1 is done; arrive at "empty" of its stage
+      one thread: wait for that "empty"; ask for tile k − 1 + stages
     results → swizzled shared memory → boxes, by one thread
 
 What changes, by two schedule functions: no copy loop, no predicates at ragged edges, no block barrier in the loop,

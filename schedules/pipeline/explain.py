@@ -161,6 +161,7 @@ def _pseudo_code(statements: list[Statement], lists: _Lists, name: str, extent: 
 
     lines = boxes.own_warp(statements, name, extent) if boxes and boxes.by_own_warp else []
     lines.append("prologue:")
+    lines += boxes.first_fill(statements, min(deepest + 1, extent)) if boxes and not boxes.by_own_warp else []
     for step in range(min(deepest, extent)):
         lines += time_step(step)
     lines.append(f"body: for {name} in {deepest} .. {extent - 1}:" if extent > deepest else "body: none")
@@ -195,26 +196,31 @@ class _Boxes:
         return [f"a warp of its own: for {name} in 0 .. {extent - 1}:", *asked, "the others:"]
 
     def time_step(self, statements: list[Statement], lists: _Lists, step: int | None, extent: int) -> list[str]:
-        """Write out a time step's statements in the body's order, each with what it does to its stage's mbarriers."""
+        """Write out a time step: statements in the body's order with what they do to mbarriers, then the next copies.
+
+        These are asked for a time step before their own, as soon as their stage is empty; the first turn's at once.
+        """
         lines: list[str] = []
         for index in lists.body:
             statement, stage = statements[index], lists.stage[index]
-            is_due = step is None or 0 <= step - stage < extent
-            if not is_due or (self.by_own_warp and statement.fills_shared):
+            if statement.fills_shared or not (step is None or 0 <= step - stage < extent):
                 continue
             tile = (f"now - {stage}" if stage else "now") if step is None else str(step - stage)
-            said = ""
-            if statement.fills_shared:
-                in_first_turn = step is not None and step < max(lists.stage)
-                waits = "" if in_first_turn or not self.retires else f"{_WAITS_FOR_EMPTY}, and "
-                lines += [] if in_first_turn or self.retires else ["  barrier"]
-                said = f": one thread {waits}{_ASKS}"
-            elif is_gate(statement):
-                said = ": wait until its stage is full"
-            elif _retires(statement):
-                said = ": wait for the computation; its stage is empty"
+            said = ": wait until its stage is full" if is_gate(statement) else ""
+            said = ": wait for the computation; its stage is empty" if _retires(statement) else said
             lines.append(f"  {statement.name}[{tile}]{said}")
-        return lines
+        asks = step is None or max(lists.stage) < step + 1 < extent
+        if self.by_own_warp or not asks:
+            return lines
+        waits, more = (f"{_WAITS_FOR_EMPTY}, and " if self.retires else ""), (", while there are any" * (step is None))
+        tile = "now + 1" if step is None else str(step + 1)
+        copies = [f"  {each.name}[{tile}]: one thread {waits}{_ASKS}{more}" for each in statements if each.fills_shared]
+        return [*lines, *([] if self.retires else ["  barrier"]), *copies]
+
+    def first_fill(self, statements: list[Statement], tiles: int) -> list[str]:
+        """Write what is asked for before any of it is waited for."""
+        copies = [each.name for each in statements if each.fills_shared]
+        return [f"  {name}[0 .. {tiles - 1}]: one thread {_ASKS}" for name in copies]
 
 
 def _retires(statement: Statement) -> bool:

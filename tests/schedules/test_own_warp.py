@@ -198,9 +198,10 @@ def test_a_ring_of_boxes_is_explained_by_what_is_full_and_empty() -> None:
     body = said[said.index("body:") : said.index("epilogue:")]
     assert [line.split(": ")[-1] for line in body.splitlines()[1:] if ":" in line] == [
         "wait until its stage is full",
-        "one thread waits until its stage is empty, and asks for its boxes",
         "wait for the computation; its stage is empty",
+        "one thread waits until its stage is empty, and asks for its boxes, while there are any",
     ]
+    assert "[0 .. 2]: one thread asks for its boxes" in said
 
 
 def test_a_warp_of_its_own_is_explained_by_itself() -> None:
