@@ -16,7 +16,7 @@ LINEAR, CONVOLUTION, FUNCTION = "linear-", "conv-", "function-"
 WALL = ", wall"  # behind a contender's name: the time that its caller waits
 ATTENTION = "attention_"
 BACKENDS = tuple(f"torch, {backend} attention" for backend in ("flash", "cudnn", "efficient"))
-LEAST_SHARE = 0.03  # of a PyTorch model's run that a kernel has to be listed
+LEAST_SHARE = 0.05  # of a model's run that a kernel has to be listed
 ABOUT = 1.05  # times as many bytes are about as many
 MODELS_NOTE = Markdown(
     "float16, one build for all sizes where the extent is symbolic (not ResNet's). Speed of "
@@ -78,7 +78,7 @@ def _functions(record: ModelRecord) -> Table:
     for made in record.rules:
         total = sum(function.share_ms for function in made.functions)
         for function in sorted(made.functions, key=lambda each: -each.share_ms):
-            if record.is_torchs and function.share_ms < LEAST_SHARE * total:
+            if function.share_ms < LEAST_SHARE * total:
                 continue
             part = "attention" if function.attention else ""
             times = f"{function.timing.median_ms:.4f}", f"{function.share_ms / total:.1%}"
@@ -86,14 +86,11 @@ def _functions(record: ModelRecord) -> Table:
             rows.append((made.name, function.name, function.rule, part, str(function.calls), *times, *others))
     title = f"{record.environment.gpu}, {record.model}, {record.case}"
     note = (
-        "Each function called by itself with what the model gives it, its operands not in the L2; ratios to functions "
-    )
-    note = (
-        "Kernels' times in calls of the model, by a profile; those with less than 3 % of it are left out."
+        "Kernels' times in calls of the model, by a profile"
         if record.is_torchs
-        else f"{note}of one name."
+        else "Functions by themselves, on what the model gives them, not in the L2; ratios to those of one name"
     )
-    return Table(title, header, tuple(rows), note, left=4)
+    return Table(title, header, tuple(rows), f"{note}; those of less than 5 % of a run are left out.", left=4)
 
 
 def _named(records: Iterable[ModelRecord], begin: str) -> list[ModelRecord]:

@@ -346,7 +346,9 @@ def _loop(kernel: ListedKernel, listing: KernelTexts | None) -> dict[str, Any]:
         return {"stages": kernel.stages}
     own: dict[str, Any] = {name: getattr(code, name) for name in ("barriers", "kernel_lines")}
     own |= listing.instructions if listing else {}
-    if not get_step(kernel.step).is_explicit(kernel.variant):
+    step = get_step(kernel.step)
+    is_gone = kernel.variant not in step.variant_names  # but records of it are kept
+    if not (step.explicit if is_gone else step.is_explicit(kernel.variant)):
         own |= {name: getattr(code, name) for name in OF_SCHEDULES}
         own["wait_groups"] = ", ".join(map(str, code.wait_groups)) or "none"
     return {"stages": kernel.stages, **own}

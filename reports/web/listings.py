@@ -160,12 +160,14 @@ def _listing(kernel: ListedKernel) -> KernelTexts | None:
 def _usual(sources: SiteSources) -> Iterator[ListedKernel]:
     """Yield every variant of every step at the first listed size, as the step makes it for the GPU of its architecture.
 
-    On other GPUs there is nothing to tell of what was not measured.
+    Debug builds are left out. On other GPUs there is nothing to tell of what was not measured.
     """
     size = LISTED_SIZES[0]
     for step in sources.steps.values():
         machine = machine_for(step.arch or DEFAULT_ARCH)
         for variant in step.variants:
+            if variant.debug:
+                continue
             case = Case.default(step, Matmul(size, size, size, variant.dtypes[0]), machine, variant.name)
             product = ((size, size, size), case.problem.dtype, case.problem.out_dtype, case.problem.layout)
             form = (step.number, variant.name, *product, str(case.tile), case.stages_built)

@@ -56,11 +56,11 @@ ESSENCE = {
         ("hide_reads(", "hide_reads("),
         ("in_flight =", "multiply_by_wgmma("),
     ),
+    11: (("store_by_tma(", "store_by_rows("), ("stage_by_tma(", "pipeline_warpgroups(")),
+    12: (("pipeline_warpgroups(", "launch_early("),),
 }
 # First and last line of each excerpt of an explicit kernel.
 PARTS = {
-    11: (("def fill(", "product.load("), ("def multiply(", "fill((stage"), ("for turn in", "multiply(stage, turns")),
-    12: (("if here.warpgroup == 0", "mine.retire_former"),),
     13: (("while work.tile", "work.advance"), ("while work.tile", "work.advance")),
     14: (("def fill(", "product.load("), ("def multiply(", "commit("), ("def multiply_and_fill", "fill((stage")),
 }

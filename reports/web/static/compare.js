@@ -349,7 +349,7 @@
     const made = element("table", "", { class: "pair" });
     const head = made.createTHead().insertRow();
     head.insertCell();
-    for (const text of ["Left", "Right", "Right to left"]) head.append(element("th", text, { scope: "col", class: "number" }));
+    for (const text of ["Left", "Right", "Right to left"]) head.append(element("th", text, { scope: "col", class: "num" }));
     const body = made.createTBody();
     for (const { heading, unit, digits, compared, left, right, more } of rows) {
       const row = body.insertRow();
@@ -357,11 +357,11 @@
       if (unit) first.append(" ", element("span", unit, { class: "unit" }));
       row.append(first);
       for (const [side, own] of [["left", left], ["right", right]]) {
-        const made = element("td", cell(own, digits), { class: "number" });
+        const made = element("td", cell(own, digits), { class: "num" });
         if (more?.[side]) made.append(" ", element("span", more[side], { class: "unit more" }));
         row.append(made);
       }
-      row.append(element("td", compared ? against(left, right) : "", { class: "number" }));
+      row.append(element("td", compared ? against(left, right) : "", { class: "num" }));
     }
     const scroll = element("div", "", { class: "scroll", tabindex: "0", role: "region", "aria-label": `${group} of both kernels` });
     scroll.append(made);

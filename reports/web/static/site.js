@@ -234,7 +234,7 @@
       for (const [name] of columns) {
         const cell = row.insertCell();
         cell.textContent = written(own[name]);
-        if (typeof own[name] === "number") { cell.className = "number"; cell.dataset.value = own[name]; }
+        if (typeof own[name] === "number") { cell.className = "num"; cell.dataset.value = own[name]; }
       }
     }
     box.append(scroll);
