@@ -1,16 +1,16 @@
-"""Explicit kernels in TIRx, for what schedules cannot express: TMA, mbarriers, warpgroups with roles.
+"""Explicit kernels in TIRx, for what schedules cannot express, and for products of torch tensors.
 
 A kernel is a function that returns a :class:`tvm.tirx.PrimFunc`, which the pipeline "tirx" lowers. Each is one file,
 whose docstring has the main loop in a few lines:
 
-- :mod:`.tma_ring` (step 11): one thread loads by TMA into a ring, all warpgroups multiply by wgmma.
-- :mod:`.warp_specialized` (step 12): a warpgroup that only loads, warpgroups that only multiply.
+- :mod:`.tma_ring` (beside step 11's schedule): one thread loads by TMA into a ring, all warpgroups multiply by wgmma.
+- :mod:`.warp_specialized` (beside step 12's schedule): a warpgroup that only loads, warpgroups that only multiply.
 - :mod:`.swapped` (step 12 for few rows): the same with operands exchanged, the reduction split over a cluster.
 - :mod:`.persistent` (step 13): as many blocks as run at once, each with one output tile after the other.
 - :mod:`.unaligned`: a short reduction at once, of rows that TMA cannot step over (:func:`torch_ops.matmul`).
 - :mod:`.shifting`: such rows of a long reduction, by producer warps that shift them into place, a ring's k tile each.
 - :mod:`.attention`: both products of attention and the softmax between them (Relax modules).
-- :mod:`.tcgen05_ring` (step 14): step 11's ring on Blackwell, sums in tensor memory.
+- :mod:`.tcgen05_ring` (step 14): :mod:`.tma_ring` on Blackwell, sums in tensor memory.
 
 They are put together from public building blocks:
 

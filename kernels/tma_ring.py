@@ -1,4 +1,4 @@
-"""Step 11's kernel: a ring of stages that TMA fills, one mbarrier per stage, and wgmma that reads them."""
+"""The kernel beside step 11's schedule: a ring that TMA fills, one mbarrier for each stage, and wgmma that reads it."""
 
 from __future__ import annotations
 

@@ -55,6 +55,7 @@ from tensorir_ladder.schedules.loops.tiling import (
     raster_blocks,
 )
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes, vectorize_inner, widest_vector
+from tensorir_ladder.schedules.memory.box_stores import storable_by_tma, store_by_tma
 from tensorir_ladder.schedules.memory.staging import (
     KEPT,
     CooperativeFetch,
@@ -423,7 +424,8 @@ def stage_for_warpgroups(
     raster : rows of blocks that run before the next column does (:func:`schedules.loops.raster_blocks`).
     store_rows : bring results into rows in shared memory before they are stored (:func:`store_by_rows`).
     k_tiles : how many of a number that only run time knows are one pipeline, which is filled and drained for each.
-    by_tma : let one thread bring operands by TMA (:func:`stage_by_tma`), instead of all by cp.async.
+    by_tma : let one thread bring operands by TMA (:func:`stage_by_tma`), instead of all by cp.async, and store results
+        by it where it can (:func:`schedules.memory.store_by_tma`).
 
     Raises
     ------
@@ -441,7 +443,9 @@ def stage_for_warpgroups(
     grid = bind_batched_grid(sch, batch, raster_loops)
     group = bind_warpgroups(sch, loops)
     write_back = accumulate_by_warpgroups(sch, block, group, instruction)
-    if store_rows:
+    if by_tma and storable_by_tma(sch, write_back, grid):
+        store_by_tma(sch, write_back, grid)
+    elif store_rows:
         store_by_rows(sch, write_back, grid, tile.threads)
     spread_fragment(sch, write_back, group, vectorize=True)
     runs = list(enumerate(instruction.run_lengths))
