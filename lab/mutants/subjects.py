@@ -62,9 +62,13 @@ SUBJECTS = (
     Subject(10, "awaited", (120, 120, 488), _GROUP, 4),
     Subject(10, "boxes", _MANY, _GROUP, 3, 4),
     Subject(10, "boxes", (248, 184, 1128), _GROUPS, 5, 4, layout="nt"),  # clusters, and a ring that is filled later
+    Subject(11, "boxes", _MANY, _GROUP, 3),
+    Subject(11, "rows", _MANY, _GROUPS, 4, layout="nt"),
     Subject(11, "tma_store", _MANY, _GROUP, 3),
     Subject(11, "direct", _MANY, _GROUP, 3, layout="nt"),
     Subject(11, "bounded", _MANY, _GROUPS, 3),
+    Subject(12, "own_warp", _MANY, _GROUPS, 3),
+    Subject(12, "early", _MANY, _GROUP, 4, layout="nt"),
     Subject(12, "roles", _MANY, _GROUPS, 3),
     Subject(12, "bounded", _MANY, _GROUP, 3, layout="nt"),
     Subject(12, "roles", (13, 120, 1128), "16x128x64/1x2/1", 3),  # operands exchanged
