@@ -48,6 +48,7 @@ from tensorir_ladder.relax.attention_operands import (
     with_numbers,
 )
 from tensorir_ladder.relax.elements import LEAVE, Elements, number_of
+from tensorir_ladder.relax.graphs import is_call
 from tensorir_ladder.relax.linking import DeviceCode, Mapped, device_code, launch
 from tensorir_ladder.relax.rules import (
     NotTaken,
@@ -353,12 +354,12 @@ class _Search:
 
     def _read(self, value: relax.Expr) -> AttentionMatch | None:
         """Read attention; None for what is none, NotTaken and IllegalWorkload for what the kernel does not take."""
-        if _is(value, "nn.attention") or _is(value, "nn.attention_bias"):
+        if is_call(value, "nn.attention", "nn.attention_bias"):
             return self._operator(value)
-        if _is(value, "matmul"):
+        if is_call(value, "matmul"):
             weights = self._maker(value.args[0])
-            weights = self._maker(weights.args[0]) if _is(weights, "astype") else weights
-            return self._written_out(value) if _is(weights, "nn.softmax") else None
+            weights = self._maker(weights.args[0]) if is_call(weights, "astype") else weights
+            return self._written_out(value) if is_call(weights, "nn.softmax") else None
         return None
 
     def _maker(self, operand: relax.Expr) -> relax.Expr | None:
@@ -378,7 +379,7 @@ class _Search:
             made = self._maker(readers[0])
             if _axes(made) == TOKENS_TURNED:
                 layout = EXCHANGED[layout]
-            elif not (_is(made, "reshape") and _same_shape(made.ty.shape, var.ty.shape)):
+            elif not (is_call(made, "reshape") and _same_shape(made.ty.shape, var.ty.shape)):
                 break
             var = readers[0]
             found, last = var, layout
@@ -408,11 +409,11 @@ class _Search:
     def _written_out(self, product: relax.Call) -> AttentionMatch:
         """Read two products with a softmax between them, upwards; NotTaken where more happens, or others read it."""
         softmax = self._alone(product.args[0])
-        softmax = self._alone(softmax.args[0]) if _is(softmax, "astype") else softmax
+        softmax = self._alone(softmax.args[0]) if is_call(softmax, "astype") else softmax
         if softmax.attrs.axis not in (-1, HEAD):
             raise NotTaken("a softmax of other rows", value=softmax.attrs.axis, limit=-1, remedy=LEAVE)
         made, scores = self._alone(softmax.args[0]), _Scores()
-        while not _is(made, "matmul"):
+        while not is_call(made, "matmul"):
             scores, before = self._before(made, scores)
             made = self._alone(before)
         if scores.fill is not None and scores.fill > MASKED:
@@ -431,29 +432,29 @@ class _Search:
 
     def _before(self, call: relax.Call, after: _Scores) -> tuple[_Scores, relax.Expr]:
         """Put what a call does to scores in front, and return whose they are; NotTaken for other calls."""
-        if _is(call, "astype"):
+        if is_call(call, "astype"):
             return after.cast(call.ty.dtype), call.args[0]
-        if _is(call, "multiply") or _is(call, "divide"):
-            one, other = call.args if _is(call, "divide") or number_of(call.args[0]) is None else call.args[::-1]
+        if is_call(call, "multiply", "divide"):
+            one, other = call.args if is_call(call, "divide") or number_of(call.args[0]) is None else call.args[::-1]
             if number := float(number_of(other) or 0):
-                return after.times(1 / number if _is(call, "divide") else number), one
-        if _is(call, "tanh"):
+                return after.times(1 / number if is_call(call, "divide") else number), one
+        if is_call(call, "tanh"):
             return after.capped(), call.args[0]
-        if _is(call, "add"):
+        if is_call(call, "add"):
             scores = next((operand for operand in call.args if self._are_scores(operand)), None)
             if scores is not None:
                 return after.plus(next(operand for operand in call.args if not operand.same_as(scores))), scores
-        if _is(call, "call_tir") and len(call.args) == 2 and len(call.args[1].fields) == 1:
+        if is_call(call, "call_tir") and len(call.args) == 2 and len(call.args[1].fields) == 1:
             return _elementwise(self.mod[call.args[0]], after), call.args[1].fields[0]
         raise NotTaken("something else is done to scores", value=call.op, remedy=LEAVE)
 
     def _are_scores(self, operand: relax.Expr) -> bool:
         """Tell whether an operand is a product, which may be scaled, cast or masked."""
         made = self._maker(operand)
-        while isinstance(made, relax.Call) and made.args and not _is(made, "matmul"):
+        while isinstance(made, relax.Call) and made.args and not is_call(made, "matmul"):
             number = len(made.args) > 1 and number_of(made.args[0]) is not None
             made = self._maker(made.args[1 if number else 0])
-        return _is(made, "matmul")
+        return is_call(made, "matmul")
 
 
 def _joined(
@@ -501,13 +502,9 @@ def _same_shape(one: Sequence[tirx.Expr], other: Sequence[tirx.Expr]) -> bool:
     return len(one) == len(other) and all(map(same_number, one, other))
 
 
-def _is(call: relax.Expr | None, name: str) -> bool:
-    return isinstance(call, relax.Call) and call.op == ir.Op.get(f"relax.{name}")
-
-
 def _axes(call: relax.Expr | None) -> list[int] | None:
     """Return which axes of its operand those of a call's result are; None for calls that exchange none."""
-    if not _is(call, "permute_dims"):
+    if not is_call(call, "permute_dims"):
         return None
     count = call.args[0].ty.ndim
     return [*range(count)][::-1] if call.attrs.axes is None else [int(axis) % count for axis in call.attrs.axes]
