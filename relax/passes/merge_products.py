@@ -26,9 +26,9 @@ class MergeProducts:
                  q, k, v = slices of y
 
     One product of many columns fills a GPU that three of few do not. The weights are joined by what depends on
-    parameters alone: for modules in which that is lifted out (``pipeline(prepare=True)``). Taken are 16-bit layers of
-    known columns, with or without a bias. Results that nothing but reshapes read are
-    merged; others are better finished in the epilogue of a product of their own.
+    parameters alone: for modules in which that is lifted out (``pipeline(prepare=True)``). Taken are 16-bit layers
+    of known columns, with or without a bias, whose weights are transposed, as PyTorch's, or not, as ONNX's. Results
+    that nothing but reshapes read are merged; others are better finished in the epilogue of a product of their own.
     """
 
     def transform_module(self, mod: ir.IRModule, _context: PassContext) -> ir.IRModule:
@@ -45,10 +45,11 @@ class MergeProducts:
 
 @dataclass(frozen=True)
 class _Layer:
-    """A linear layer: the call that makes its result, its weights ``[columns, k]``, and its bias, if any."""
+    """A linear layer: the call that makes its result, its weights, their axis of its columns, and its bias, if any."""
 
     result: relax.Call
     weight: relax.Expr
+    axis: int
     bias: relax.Expr | None
 
     @property
@@ -58,7 +59,7 @@ class _Layer:
 
     @property
     def columns(self) -> int:
-        return int(self.weight.ty.shape[0])
+        return int(self.weight.ty.shape[self.axis])
 
 
 def _groups(function: relax.Function) -> dict[relax.Call, tuple[relax.Expr, list[_Layer]]]:
@@ -67,27 +68,30 @@ def _groups(function: relax.Function) -> dict[relax.Call, tuple[relax.Expr, list
     blocks = [block for block in function.body.blocks if isinstance(block, relax.DataflowBlock)]
     readers = {var: list(own) for block in blocks for var, own in relax.analysis.udchain(block).items()}
     weights = of_weights(function)
-    by_input: dict[tuple[int, relax.Expr], list[tuple[int, _Layer]]] = {}
+    by_input: dict[tuple[int, int, relax.Expr], list[tuple[int, _Layer]]] = {}
     bound = {binding.var: place for place, binding in enumerate(each for block in blocks for each in block.bindings)}
     for number, block in enumerate(blocks):
         for binding in block.bindings:
             if not is_call(getattr(binding, "value", None), "matmul"):
                 continue
             x, turned = binding.value.args
-            if (weight := _transposed(values.get(turned), weights)) is None:
+            weight, axis = _transposed(values.get(turned), weights), 0
+            if weight is None and turned in weights and _is_matrix(turned):
+                weight, axis = turned, 1
+            if weight is None:
                 continue
             var, result, bias = binding.var, binding.value, None
             after = readers.get(var, ())
             if len(after) == 1 and is_call(add := values.get(after[0]), "add"):
                 other = add.args[1] if add.args[0].same_as(var) else add.args[0]
-                if other in weights and other.ty.ndim == 1 and same_number(other.ty.shape[0], weight.ty.shape[0]):
+                if other in weights and other.ty.ndim == 1 and same_number(other.ty.shape[0], weight.ty.shape[axis]):
                     var, result, bias = after[0], add, other
-            layer, dtype = _Layer(result, weight, bias), str(weight.ty.dtype)
+            layer, dtype = _Layer(result, weight, axis, bias), str(weight.ty.dtype)
             alike = all(str(each.ty.dtype) == dtype for each in (binding.value, result))
             if alike and readers.get(var) and all(is_call(values.get(reader), "reshape") for reader in readers[var]):
-                by_input.setdefault((number, x), []).append((bound[var], layer))
+                by_input.setdefault((number, axis, x), []).append((bound[var], layer))
     found = {}
-    for (_, x), placed in by_input.items():
+    for (*_, x), placed in by_input.items():
         first = min(place for place, _ in placed)  # where the product will stand
         layers = [layer for _, layer in placed if all(bound.get(each, -1) < first for each in layer.prepared)]
         if len(layers) > 1 and any(place == first and layer in layers for place, layer in placed):
@@ -96,12 +100,16 @@ def _groups(function: relax.Function) -> dict[relax.Call, tuple[relax.Expr, list
 
 
 def _transposed(made: relax.Expr | None, weights: set[relax.Var]) -> relax.Expr | None:
-    """Return the 16-bit weights of known size that a call transposes; None for others."""
-    if not is_call(made, "permute_dims") or made.args[0] not in weights or made.args[0].ty.ndim != 2:
-        return None
-    shape = made.args[0].ty.shape
+    """Return the weights that a call transposes; None for others than :func:`_is_matrix` takes."""
+    taken = is_call(made, "permute_dims") and made.args[0] in weights and _is_matrix(made.args[0])
+    return made.args[0] if taken else None
+
+
+def _is_matrix(weight: relax.Expr) -> bool:
+    """Tell if weights are a 16-bit matrix of known size."""
+    shape = weight.ty.shape
     known = isinstance(shape, relax.ShapeExpr) and all(map(is_constant, shape.values))
-    return made.args[0] if known and str(made.args[0].ty.dtype) in PTX_TYPES else None
+    return known and weight.ty.ndim == 2 and str(weight.ty.dtype) in PTX_TYPES
 
 
 @relax.expr_functor.mutator
@@ -121,9 +129,9 @@ class _Merged(relax.PyExprMutator):
 
     def _merge(self, x: relax.Expr, layers: Sequence[_Layer]) -> None:
         """Emit a group's product, and note each layer's part of it."""
-        emit, dtype = self.builder_.emit, str(layers[0].weight.ty.dtype)
-        joined = emit(relax.op.concat([self.visit_expr(layer.weight) for layer in layers], axis=0))
-        product = emit(relax.op.matmul(self.visit_expr(x), emit(relax.op.permute_dims(joined))))
+        emit, dtype, axis = self.builder_.emit, str(layers[0].weight.ty.dtype), layers[0].axis
+        joined = emit(relax.op.concat([self.visit_expr(layer.weight) for layer in layers], axis=axis))
+        product = emit(relax.op.matmul(self.visit_expr(x), joined if axis else emit(relax.op.permute_dims(joined))))
         if any(layer.bias is not None for layer in layers):
             biases = [
                 emit(relax.op.zeros((layer.columns,), dtype)) if layer.bias is None else self.visit_expr(layer.bias)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -256,10 +257,10 @@ def test_numbers_with_symbols_are_no_constants() -> None:
 # Weights that are prepared
 
 
-def projected(emit: Callable[..., relax.Var], x: relax.Expr, *given: relax.Expr) -> relax.Expr:
-    """Three projections, two of them with biases, cut into heads and added up."""
+def projected(emit: Callable[..., relax.Var], x: relax.Expr, *given: relax.Expr, turned: bool = True) -> relax.Expr:
+    """Three projections, two of them with biases, cut into heads and joined."""
     (q, k, v, bias, more) = given
-    made = [emit(op.matmul(x, emit(op.permute_dims(weight)))) for weight in (q, k, v)]
+    made = [emit(op.matmul(x, emit(op.permute_dims(weight)) if turned else weight)) for weight in (q, k, v)]
     made[0], made[2] = emit(op.add(made[0], bias)), emit(op.add(more, made[2]))
     q, k, v = (emit(op.reshape(each, (2, 3, int(each.ty.shape[2]) // 4, 4))) for each in made)
     return op.concat([q, k, v], axis=2)
@@ -268,8 +269,10 @@ def projected(emit: Callable[..., relax.Var], x: relax.Expr, *given: relax.Expr)
 PROJECTIONS = half(x=(2, 3, 8), q=(8, 8), k=(4, 8), v=(4, 8), bias=(8,), more=(4,))
 
 
-def test_projections_of_one_input_are_one_product() -> None:
-    made = operators(changed(module(projected, PROJECTIONS), MergeProducts()))
+@pytest.mark.parametrize("turned", [True, False], ids=["of torch", "of ONNX"])
+def test_projections_of_one_input_are_one_product(turned: bool) -> None:
+    as_they_lie = PROJECTIONS if turned else PROJECTIONS | half(q=(8, 8), k=(8, 4), v=(8, 4))
+    made = operators(changed(module(partial(projected, turned=turned), as_they_lie), MergeProducts()))
     assert made.count("matmul") == 1
     assert made.count("strided_slice") == 3
 
