@@ -46,9 +46,9 @@ def test_what_is_not_refused_is_right(steps: tuple[int, ...], data: st.DataObjec
     def choose(choices: Sequence[Any]) -> Any:
         return data.draw(st.sampled_from(choices))
 
-    def small_tile(_: Any, step: Step) -> BlockTile:
+    def small_tile(_: Any, step: Step, variant: str) -> BlockTile:
         """Choose one that is quick to compile (``ladder fuzz`` takes them all)."""
-        return choose(SMALL[step.tiles.kind])
+        return choose(SMALL[step.tiles_of(variant).kind])
 
     step = choose([STEPS[number] for number in steps])
     variant = choose(step.variant_names)

@@ -19,6 +19,7 @@ from tensorir_ladder.kernels.tiles import RoleTile
 
 pytestmark = pytest.mark.emulator
 THREE_CONSUMERS = "192x128x64/3x1"
+KERNELS = {12: "roles", 13: "stream"}
 
 
 def kernel_text(bounds: str, *changes: str) -> str:
@@ -96,7 +97,7 @@ def test_a_group_exchanges_as_a_whole() -> None:
 @pytest.mark.parametrize("number", [12, 13])
 @pytest.mark.parametrize("tile", ["64x128x64/1x1", "128x256x64/2x1", THREE_CONSUMERS])
 def test_the_compiler_launches_with_as_many(number: int, tile: str, compiler: Compiler) -> None:
-    kernel = lower(make_case(number, (256, 256, 512), tile=RoleTile.parse(tile), stages=3))
+    kernel = lower(make_case(number, (256, 256, 512), KERNELS[number], tile=RoleTile.parse(tile), stages=3))
     cubin = compiled(kernel, compiler).cubin
     assert cubin.registers == launch_registers(kernel.cuda, "main_kernel") == kernel.case.tile.registers
     assert cubin.spill_bytes == 0
@@ -107,7 +108,9 @@ def test_the_compiler_launches_with_as_many(number: int, tile: str, compiler: Co
 
 def three_consumers(number: int) -> Kernel:
     """Lower the case that hung, of fewer columns."""
-    return lower(make_case(number, (64, 264, 792), layout="nt", tile=RoleTile.parse(THREE_CONSUMERS), stages=4))
+    return lower(
+        make_case(number, (64, 264, 792), KERNELS[number], layout="nt", tile=RoleTile.parse(THREE_CONSUMERS), stages=4)
+    )
 
 
 @pytest.mark.parametrize("number", [12, 13])
