@@ -16,7 +16,7 @@ LINEAR, CONVOLUTION, FUNCTION = "linear-", "conv-", "function-"
 WALL = ", wall"  # behind a contender's name: the time that its caller waits
 ATTENTION = "attention_"
 BACKENDS = tuple(f"torch, {backend} attention" for backend in ("flash", "cudnn", "efficient"))
-LEAST_SHARE = 0.05  # of a model's run that a kernel has to be listed
+LEAST_SHARE = 0.03  # of a model's run that a kernel has to be listed
 ABOUT = 1.05  # times as many bytes are about as many
 MODELS_NOTE = Markdown(
     "float16, one build for all sizes where the extent is symbolic (not ResNet's). Speed of "
@@ -90,7 +90,7 @@ def _functions(record: ModelRecord) -> Table:
         if record.is_torchs
         else "Functions by themselves, on what the model gives them, not in the L2; ratios to those of one name"
     )
-    return Table(title, header, tuple(rows), f"{note}; those of less than 5 % of a run are left out.", left=4)
+    return Table(title, header, tuple(rows), f"{note}; those of less than 3 % of a run are left out.", left=4)
 
 
 def _named(records: Iterable[ModelRecord], begin: str) -> list[ModelRecord]:

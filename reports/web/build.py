@@ -96,6 +96,6 @@ def _write(items: list[File], folder: Path) -> list[Path]:
     for item in items:
         path = folder / item.address
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(item.text, encoding="utf-8")
+        path.write_bytes(item.text if isinstance(item.text, bytes) else item.text.encode())
         files.append(path)
     return files

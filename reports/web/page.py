@@ -46,7 +46,7 @@ class File:
     """Any other file of the site: a page's data, or something to download."""
 
     address: str
-    text: str
+    text: str | bytes
 
 
 def render(page: Page, pages: Sequence[Page], gpus: Mapping[str, str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import Any
 
@@ -79,9 +80,9 @@ def chrome_trace(timeline: Timeline) -> str:
 
 
 def trace_file(timeline: Timeline) -> File:
-    """Make the file that a lesson offers for Perfetto."""
-    name = f"step{timeline.step}-{timeline.variant}-{timeline.stages}stages.json"
-    return File(f"lessons/traces/{name}", chrome_trace(timeline) + "\n")
+    """Make the file that a lesson offers for Perfetto, which opens it packed."""
+    name = f"step{timeline.step}-{timeline.variant}-{timeline.stages}stages.json.gz"
+    return File(f"lessons/traces/{name}", gzip.compress(chrome_trace(timeline).encode(), mtime=0))
 
 
 def lives_chart(group: Lives, chosen: int) -> Markup:

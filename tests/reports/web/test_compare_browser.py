@@ -148,7 +148,7 @@ def test_the_same_text_is_said_to_be_the_same(open_page: Open) -> None:
 def test_a_text_that_is_not_here_is_said_and_a_link_shows_one_that_is(open_page: Open) -> None:
     page = opened(open_page, "#left=11~4096x4096x4096&right=12~4096x4096x4096&show=sass")
     said = page.locator("#difference").inner_text()
-    assert "ladder show 11:tma_store" in said
+    assert "ladder show 11:boxes" in said
     assert "4096x4096x4096" in said
     do(page, lambda: page.click("#difference a"))
     assert page.locator(".cm-merge-a").count() == 1
@@ -172,7 +172,7 @@ def test_tables_show_both_and_what_was_not_measured_with_its_command(open_page: 
 
 
 def test_the_charts_follow_the_choice(open_page: Open) -> None:
-    page = opened(open_page, "#left=11~4096x4096x4096&right=12~4096x4096x4096&show=cuda")
+    page = opened(open_page, "#left=11:tma_store~4096x4096x4096&right=12:roles~4096x4096x4096&show=cuda")
     for name in ("speeds", "lives"):
         figure = page.locator(f"#{name}")
         figure.scroll_into_view_if_needed()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +47,7 @@ def test_traces_are_there_and_whole(site: Path, open_page: Open) -> None:
     links = [link.get_attribute("href") for link in page.locator("a[download]").all()]
     assert links
     for link in links:
-        trace = json.loads((site / "lessons" / link).read_text(encoding="utf-8"))
+        trace = json.loads(gzip.decompress((site / "lessons" / link).read_bytes()))
         assert {event["ph"] for event in trace["traceEvents"]} == {"M", "X"}
 
 
