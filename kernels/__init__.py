@@ -3,8 +3,8 @@
 A kernel is a function that returns a :class:`tvm.tirx.PrimFunc`, which the pipeline "tirx" lowers. Each is one file,
 whose docstring has the main loop in a few lines:
 
-- :mod:`.tma_ring` (beside step 11's schedule): one thread loads by TMA into a ring, all warpgroups multiply by wgmma.
-- :mod:`.warp_specialized` (beside step 12's schedule): a warpgroup that only loads, warpgroups that only multiply.
+- :mod:`.tma_ring` (a variant of step 11): one thread loads by TMA into a ring, all warpgroups multiply by wgmma.
+- :mod:`.warp_specialized` (a variant of step 12): a warpgroup that only loads, warpgroups that only multiply.
 - :mod:`.swapped` (step 12 for few rows): the same with operands exchanged, the reduction split over a cluster.
 - :mod:`.persistent` (step 13): as many blocks as run at once, each with one output tile after the other.
 - :mod:`.unaligned`: a short reduction at once, of rows that TMA cannot step over (:func:`torch_ops.matmul`).

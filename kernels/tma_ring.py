@@ -1,4 +1,4 @@
-"""The kernel beside step 11's schedule: a ring that TMA fills, one mbarrier for each stage, and wgmma that reads it."""
+"""Step 11's explicit kernel: TMA fills a ring with one mbarrier for each stage, and wgmma reads it."""
 
 from __future__ import annotations
 

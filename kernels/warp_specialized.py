@@ -1,4 +1,4 @@
-"""The kernel beside step 12's: a producer warpgroup that only loads, consumer warpgroups that only multiply."""
+"""Step 12's explicit kernel: a producer warpgroup that only loads, consumer warpgroups that only multiply."""
 
 from __future__ import annotations
 

@@ -197,7 +197,8 @@ def _tile_problems(record: Record) -> Iterator[str]:
     step = find_steps().get(record.step)
     try:
         if step is not None:
-            step.tiles.kind.parse(record.tile)
+            is_gone = record.variant not in step.variant_names  # but records of it are kept
+            (step.tiles if is_gone else step.tiles_of(record.variant)).kind.parse(record.tile)
     except ValueError as error:
         yield f"{record.step_name} takes no tile {record.tile}: {error}"
 

@@ -1,31 +1,31 @@
-"""Step 11, TMA ring: one thread asks for whole tiles, and barriers in memory count their bytes.
+"""Step 11, TMA ring: one thread loads whole tiles, and mbarriers count their bytes.
 
-In step 10 all threads of a block copied its tiles, 16 bytes each at a time: addresses, predicates and waits in every
-thread, and a block barrier to tell all that all had waited. Hopper's tensor memory accelerator takes one instruction
-of one thread for a box of up to 256 × 64 elements, swizzles it as wgmma reads it, fills what lies beyond the matrix
-with zeros, and reports the bytes to an *mbarrier*; boxes of results leave as they came::
+In step 10 all threads of a block copied its tiles, 16 bytes each at a time. Every thread computed addresses and
+predicates, and all met at a block barrier. Hopper's tensor memory accelerator (TMA) loads a box of up to 256 × 64
+elements by one instruction of one thread. It swizzles the box for wgmma, fills elements beyond the matrix with zeros,
+and counts the bytes at an *mbarrier*. TMA stores the results, too::
 
     fill all stages                                    # one thread; each stage's mbarrier expects its bytes
     for k:
       wait for the mbarrier "full" of tile k's stage
       issue wgmma of tile k                            # returns at once
       wait until wgmma of tile k − 1 is done; arrive at "empty" of its stage
-      one thread: wait for that "empty"; ask for tile k − 1 + stages
-    results → swizzled shared memory → boxes, by one thread
+      one thread: wait for that "empty"; load tile k − 1 + stages
+    results → swizzled shared memory → TMA store, by one thread
 
-What changes, by two schedule functions: no copy loop, no predicates at ragged edges, no block barrier in the loop,
-registers for sums alone. ``diff steps/step10_wgmma.py steps/step11_tma_ring.py`` shows all of it.
+What changes: two schedule functions, ``stage_by_tma`` and ``store_by_tma``. The loop has no copies, no predicates at
+ragged edges and no block barrier. ``diff steps/step10_wgmma.py steps/step11_tma_ring.py`` shows all of it.
 
 Variants:
 
-- boxes: as above. The default. Results whose rows are no multiples of 16 bytes are stored row by row.
-- rows: operands come by TMA, and all results leave row by row through shared memory, as in step 10.
+- boxes: as above. The default. Results whose rows are not multiples of 16 bytes are stored row by row.
+- rows: TMA loads operands; results are stored row by row through shared memory, as in step 10.
 - tma_store, direct: the explicit kernel of a ring with one mbarrier per stage (kernels/tma_ring.py), and results by TMA
   or from registers. Its operands' rows must be multiples of 16 bytes.
 - bounded: a debug build of it: a wait of more than two seconds names block, thread, barrier and phase, and traps.
 
-What to expect: the multiplying threads spend nothing on loads, but for the one that asks; results that leave by TMA
-bring most where they are a large part.
+What to expect: only one thread spends instructions on loads. Small tiles gain least: that thread waits for an empty
+stage, and its warpgroup waits with it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Step 12, warp specialization: a warp of its own loads, the others multiply, and neither waits for the other's work.
+"""Step 12, warp specialization: a producer warp loads, consumer warpgroups multiply.
 
-In step 11 one of the threads that multiply also waited for a free stage and asked for its boxes, and all warps of its
-warpgroup with it, since they issue wgmma together. Now a *producer* warp does nothing but ask for tiles, and *consumer*
-warpgroups nothing but multiply. Each stage has two mbarriers: *full* counts bytes, *empty* those who have read it::
+In step 11 one thread of a multiplying warpgroup also waited for an empty stage and loaded it. Its warpgroup waited
+with it, since four warps issue a wgmma together. Now a *producer* warp only loads, and *consumer* warpgroups only
+multiply. Each stage has two mbarriers: *full* counts bytes, *empty* counts the consumer warps that have read it::
 
     producer, one thread:                      each consumer warpgroup:
       for each k tile:                           for each k tile:
@@ -11,12 +11,12 @@ warpgroups nothing but multiply. Each stage has two mbarriers: *full* counts byt
                                                    wait until wgmma of the k tile before is done
                                                    say that one's stage is empty
 
-What changes, by one schedule function: the producer runs ahead as far as there are stages, whatever the consumers do.
+What changes: one schedule function, ``bring_by_own_warp``. The producer runs ahead as far as there are stages.
 
 Variants:
 
 - own_warp: as above. The default.
-- early: the same, launched while the kernel before in the stream still runs (programmatic dependent launch).
+- early: the same, with early launch (PDL): it starts while the previous kernel in the stream still runs.
 - roles: the explicit kernel that products of torch tensors choose (kernels/warp_specialized.py): its producer is a
   whole warpgroup, which gives registers back to the block (setmaxnreg) for the consumers to take.
 - bounded: a debug build of it: a wait of more than two seconds names block, thread, role, barrier and phase, and traps.
@@ -29,7 +29,7 @@ the operands, Cᵀ = Bᵀ · Aᵀ, for products of few rows: B's columns are the
 the reduction is a block of a cluster (kernels/swapped.py). With a fourth (72x64x64/1x1/1/2x4) these tiles have such
 clusters, too. Its operands' rows must be multiples of 16 bytes.
 
-What to expect: the tensor cores hardly ever wait in the loop; what is left is before it and behind it.
+What to expect: the tensor cores hardly ever wait in the loop. The first load and the epilogue remain.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ from tensorir_ladder.steps.step10_wgmma import TILES
 
 @checked
 def schedule(problem: Matmul, config: Config, *, tensorize: bool = True) -> Schedule:
-    """Let a warp of its own fill step 11's ring; ``tensorize=False`` leaves the multiplication as loops."""
+    """Let a producer warp fill step 11's ring; ``tensorize=False`` leaves the multiplication as loops."""
     sch = Schedule(problem.prim_func())
     block, tile = sch.get_sblock("matmul"), config.tile
     align_operands(sch, block, tile.block, vector_bytes=16, rounds=2)

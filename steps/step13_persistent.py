@@ -1,4 +1,4 @@
-"""Step 13, persistent: blocks that stay, tile after tile, with the results of one leaving beside the next.
+"""Step 13, persistent blocks: store one tile's results while computing the next.
 
 Before, each block had one tile: it began with an empty ring, and the tensor cores waited while results were rounded and
 stored. Now there are as many blocks as run at once, and each goes through its share of the work

@@ -8,6 +8,7 @@ from tensorir_ladder.harness.commands.printing import console, new_table
 from tensorir_ladder.harness.machines import MACHINES
 from tensorir_ladder.harness.models.rate_files import measured_gpus
 from tensorir_ladder.harness.peers import KINDS
+from tensorir_ladder.schedules.tiles import TileSet
 from tensorir_ladder.steps.registry import find_steps
 from tensorir_ladder.steps.step import Step
 
@@ -33,13 +34,14 @@ def run(_options: argparse.Namespace, _command: str) -> int:
 
 
 def _print_tiles(steps: list[Step]) -> None:
-    own_tiles = [(step, variant) for step in steps for variant in step.variants if variant.kernel and not variant.debug]
-    families = dict.fromkeys([*(step.tiles for step in steps), *(each.tiles for _, each in own_tiles if each.tiles)])
-    for family in families:
-        own = [step for step in steps if family in (step.tiles, *(each.tiles for of, each in own_tiles if of is step))]
-        pipelined = [step for step in own if step.pipelined]
-        names = {step: [each.name for of, each in own_tiles if of is step and each.tiles == family] for step in own}
-        numbers = ", ".join(str(step.number) + (f" ({', '.join(of)})" if (of := names[step]) else "") for step in own)
+    families: dict[TileSet, dict[str, Step]] = {}  # with the steps, or variants, that take each
+    for step in steps:
+        families.setdefault(step.tiles, {})[str(step.number)] = step
+        for variant in step.variants:
+            if variant.kernel and variant.tiles and not variant.debug:
+                families.setdefault(variant.tiles, {})[f"{step.number}[{variant.name}]"] = step
+    for family, own in families.items():
+        pipelined, numbers = [step for step in own.values() if step.pipelined], ", ".join(own)
         stages = f", {pipelined[-1].stages} stages" if pipelined else ""
         print(f"steps {numbers}: tiles {family.kind.FORM}, default {family.default.tile}{stages}")
         print(f"  --tile best chooses among {len(family.best)}: {', '.join(map(str, family.best))}")

@@ -1,4 +1,4 @@
-"""Results that are reshaped last are returned as they lie."""
+"""Return views of results that are reshaped last."""
 
 from __future__ import annotations
 

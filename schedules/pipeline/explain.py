@@ -24,10 +24,10 @@ from tensorir_ladder.schedules.pipeline.checks import buffer_stages, check_lists
 from tensorir_ladder.schedules.pipeline.one_barrier import RETIRE, declares_read, hides_reads, is_gate
 from tensorir_ladder.schedules.pipeline.own_warp import OWN_WARP
 
-_ASKS = "asks for its boxes"
+_ASKS = "loads its boxes"
 _WAITS_FOR_EMPTY = "waits until its stage is empty"
 _BOXES_ARRIVE = (
-    "copies by TMA: one thread asks for boxes; a stage is full when all bytes of its tile have arrived, and empty when "
+    "copies by TMA: one thread loads boxes; a stage is full when all bytes of its tile have arrived, and empty when "
     "all warps that read it have said so, in the first turn at once"
 )
 
@@ -56,8 +56,8 @@ def explain_pipeline(sch: Schedule, loop: LoopRV) -> str:
 
     Barriers inside a statement (threads that add up each other's sums) are not shown; and where the ring has as
     many stages as the loop has iterations, TVM needs one barrier less than is shown. A ring of boxes
-    (:func:`schedules.memory.fetch_by_tma`) is shown with what is full and empty, and by role where a warp of its own
-    brings them.
+    (:func:`schedules.memory.fetch_by_tma`) is shown with what is full and empty, and by role where a producer warp
+    loads them.
     """
     statements, name = statements_under(sch, loop), loop_name(sch, loop)
     lists = _annotated(sch, loop)
@@ -176,7 +176,7 @@ def _pseudo_code(statements: list[Statement], lists: _Lists, name: str, extent: 
 
 @dataclass(frozen=True)
 class _Boxes:
-    """A ring of boxes: does a warp of its own bring them, and do computations say which stages are empty?"""
+    """A ring of boxes: does a producer warp load them, and do computations say which stages are empty?"""
 
     by_own_warp: bool
     retires: bool
@@ -190,10 +190,10 @@ class _Boxes:
         return cls(OWN_WARP in sch.get(loop).annotations, retires)
 
     def own_warp(self, statements: list[Statement], name: str, extent: int) -> list[str]:
-        """Write what a warp of its own does, in front of what the others do."""
+        """Write the producer warp's loop, in front of the consumers'."""
         copies = [statement for statement in statements if statement.fills_shared]
         asked = [f"  {each.name}[{name}]: one thread {_WAITS_FOR_EMPTY}, and {_ASKS}" for each in copies]
-        return [f"a warp of its own: for {name} in 0 .. {extent - 1}:", *asked, "the others:"]
+        return [f"producer warp: for {name} in 0 .. {extent - 1}:", *asked, "consumer warpgroups:"]
 
     def time_step(self, statements: list[Statement], lists: _Lists, step: int | None, extent: int) -> list[str]:
         """Write out a time step: statements in the body's order with what they do to mbarriers, then the next copies.

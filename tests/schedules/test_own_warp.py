@@ -199,12 +199,12 @@ def test_a_ring_of_boxes_is_explained_by_what_is_full_and_empty() -> None:
     assert [line.split(": ")[-1] for line in body.splitlines()[1:] if ":" in line] == [
         "wait until its stage is full",
         "wait for the computation; its stage is empty",
-        "one thread waits until its stage is empty, and asks for its boxes, while there are any",
+        "one thread waits until its stage is empty, and loads its boxes, while there are any",
     ]
-    assert "[0 .. 2]: one thread asks for its boxes" in said
+    assert "[0 .. 2]: one thread loads its boxes" in said
 
 
-def test_a_warp_of_its_own_is_explained_by_itself() -> None:
-    own, others = of_ring(own_warp=True).split("the others:")
-    assert own.count("asks for its boxes") == 1
-    assert "asks for its boxes" not in others.split("copies by TMA")[0]
+def test_a_producer_warp_is_explained_separately() -> None:
+    own, others = of_ring(own_warp=True).split("consumer warpgroups:")
+    assert own.count("loads its boxes") == 1
+    assert "loads its boxes" not in others.split("copies by TMA")[0]
