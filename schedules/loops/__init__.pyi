@@ -10,6 +10,7 @@ from .layout import pad_to_tile as pad_to_tile
 from .quotients import divide_without_signs as divide_without_signs
 from .residency import keep_resident as keep_resident
 from .residency import least_blocks as least_blocks
+from .residency import stay_resident as stay_resident
 from .serpentine import lower_serpentines as lower_serpentines
 from .serpentine import required_ptxas_options as required_ptxas_options
 from .serpentine import walk_serpentine as walk_serpentine

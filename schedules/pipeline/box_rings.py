@@ -14,6 +14,9 @@ arrived, and an *empty* one, whose phase ends when all warps that read the tile 
                C += A_shared * B_shared
                retire tile k - 1;  each warp arrives at empty[(k - 1) % stages], in each block that shares with it
 
+A ring in a loop (:func:`schedules.loops.stay_resident` makes one) is readied in front of that loop; its mbarriers go on
+from one run of the ring to the next.
+
 The first turn's boxes, which no stage has to be left for, are asked for before any is waited for
 (:func:`schedules.pipeline.first_fill.lower_first_fills`).
 
@@ -155,25 +158,31 @@ def lower_boxes(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
     Raises
     ------
-    IllegalPipeline : for a marked copy outside of a pipelined loop with a gate, beside copies of another kind, or in a
-        loop that a block goes through more than once, or behind another one; for clusters whose computations nothing
-        retires, and of which two blocks share more than one copy; for threads beside each other that are no whole
-        warps; for a target older than sm_90.
+    IllegalPipeline : for a marked copy outside of a pipelined loop with a gate, beside copies of another kind, or
+        behind another ring; for clusters whose computations nothing retires, of which two blocks share more than one
+        copy, or of whose blocks some stay (:func:`schedules.loops.stay_resident`) and some do not; for threads beside
+        each other that are no whole warps; for a target older than sm_90.
     """
     maps = TensorMaps("map")
 
     def lowered(grid: tirx.For) -> tirx.Stmt:
         if thread_tag(grid) != GRID or not _marked(grid):
             return grid
-        _check_entered_once(grid.body)
+        around = _loops_around(grid.body)
         shared = {_shared_by(loop) for loop in _marked(grid)} - {ALONE}
         cluster = max((each.cluster for each in shared), default=1)
         _check_nested(grid, sorted(shared))
-        kernel = _Kernel(cluster, tirx.floormod(grid.loop_var, cluster), sorted(shared), count_warps(grid))
+        if around and not (is_constant(grid.extent) and int(grid.extent) % cluster == 0):
+            raise _no_ring(grid, f"clusters of {cluster} blocks of which {grid.extent} stay")
+        kernel = _Kernel(cluster, tirx.floormod(grid.loop_var, cluster), sorted(shared), count_warps(grid), around)
+        made: list[_Ring] = []
 
         def ring(loop: tirx.For) -> tirx.Stmt:
-            pipelined = PIPELINE_STAGE in loop.annotations and _marked(loop)
-            return _Ring(loop, maps, kernel).lowered() if pipelined else loop
+            if PIPELINE_STAGE in loop.annotations and _marked(loop):
+                made.append(_Ring(loop, maps, kernel))
+                lowered = made[0].lowered()
+                return lowered if around else made[0].readied(lowered)
+            return made[0].readied(loop) if around and loop.loop_var.same_as(around[0].loop_var) else loop
 
         body = tvm_ffi.structural_map(grid.body, (tirx.For, ring))
         if cluster > 1:
@@ -250,25 +259,27 @@ def _no_ring(loop: tirx.For, problem: str) -> IllegalPipeline:
     return IllegalPipeline(
         problem,
         loop=str(loop.loop_var.name),
-        remedy="pipeline the loop with pipeline_loop(..., one_barrier=True), all of its copies by TMA, once in a block",
+        remedy="pipeline the loop with pipeline_loop(..., one_barrier=True), with all copies by TMA, once in a block",
     )
 
 
-def _check_entered_once(stmt: tirx.Stmt) -> None:
-    """Raise IllegalPipeline for a second ring of a block, or one in a loop: its mbarriers would be made a second time.
+def _loops_around(stmt: tirx.Stmt) -> list[tirx.For]:
+    """Return the loops by which a block goes through its ring more than once, outermost first.
 
-    A second ring's would lie where the first one's are, which other threads may still be waiting at.
+    Raises IllegalPipeline for a second ring of a block: its mbarriers would be where the first one's are, which other
+    threads may still be waiting at.
     """
     if len(rings := _rings(stmt)) > 1:
         raise _no_ring(rings[1], f"a block goes through {len(rings)} rings of boxes")
+    around: list[tirx.For] = []
 
-    def check(loop: tirx.For) -> None:
-        if loop.kind == tirx.ForKind.THREAD_BINDING or PIPELINE_STAGE in loop.annotations:
-            return
-        if _rings(loop.body) and not (is_constant(loop.extent) and int(loop.extent) == 1):
-            raise _no_ring(loop, "a block goes through a ring of boxes more than once")
+    def note(loop: tirx.For) -> None:
+        of_threads = loop.kind == tirx.ForKind.THREAD_BINDING or PIPELINE_STAGE in loop.annotations
+        if not of_threads and _rings(loop.body) and not (is_constant(loop.extent) and int(loop.extent) == 1):
+            around.append(loop)
 
-    tvm_ffi.structural_walk(stmt, (tirx.For, check))
+    tvm_ffi.structural_walk(stmt, (tirx.For, note))
+    return around[::-1]
 
 
 def _rings(stmt: tirx.Stmt) -> list[tirx.For]:
@@ -287,6 +298,21 @@ class _Kernel:
     rank: ir.Expr
     shared: list[_Shared]
     warps: int
+    around: list[tirx.For]
+
+    @property
+    def is_last(self) -> ir.Expr:
+        """Whether it is the last time that a block goes through the ring."""
+        ends = [loop.loop_var - loop.min == loop.extent - 1 for loop in self.around]
+        return functools.reduce(tirx.all, ends, tirx.const(True, "bool"))
+
+    @property
+    def run(self) -> ir.Expr:
+        """Which of these times it is."""
+        number = tirx.const(0, "int32")
+        for loop in self.around:
+            number = number * loop.extent + (loop.loop_var - loop.min)
+        return number
 
     @property
     def sharing(self) -> int:
@@ -339,29 +365,34 @@ class _Ring:
         self.stages = max(places[gates[0]], places[-1] if self.retires else 0) + 1
         self.words = tirx.decl_buffer((WORDS_BYTES // 8,), "uint64", "arrivals", scope="shared.dyn", layout=None)
         self.tile = loop.loop_var - loop.min
-        self.turn, self.stage = (part(self.tile, self.stages) for part in (tirx.floordiv, tirx.floormod))
+        turn, self.stage = (part(self.tile, self.stages) for part in (tirx.floordiv, tirx.floormod))
+        before = tirx.floordiv(loop.extent - self.stage + self.stages - 1, self.stages)  # a stage's fillings in a run
+        self.turn = turn + kernel.run * before if kernel.around else turn
         refilled = is_constant(loop.extent) and int(loop.extent) > self.stages
         simple = len(parts) == len(places) == 4 and marks[-1].get(RETIRE) == 1  # copies, gate, multiplication, retire
         self.own_warp = OWN_WARP in loop.annotations
+        self.tiles: list[tirx.Var] = []
         self.sooner = self.stages <= SHORT_RING and refilled and simple and not self.own_warp
 
-    def lowered(self) -> tirx.Stmt:
-        """Write the loop, with its mbarriers readied in front."""
+    def lowered(self) -> tirx.For:
+        """Write the loop."""
         loop, body = self.loop, self.loop.body
-        tiles: list[tirx.Var] = []
         kept = {key: value for key, value in loop.annotations.items() if key not in (ASYNC, OWN_WARP)}
+        if self.sooner or self.kernel.around:
+            body, self.tiles = self._with_stages(body)
         if self.sooner:
-            body, tiles = self._with_stages(body)
             kept |= self._places(body)
-        body = self._body(body)
-        ring = with_loop_body(loop, body, kept)
-        # TVM gives buffers that only a loop uses stages of its own count: these are used in front of it, too.
-        first = [element_address(tile[tuple(0 for _ in tile.shape)]) for tile in tiles]
-        used = [hold_boxes(each) for each in first]
-        parts = [*used, self._ready(), ring]
+        return with_loop_body(loop, self._body(body), kept)
+
+    def readied(self, outermost: tirx.For) -> tirx.Stmt:
+        """Ready the mbarriers in front of the outermost loop that goes through the ring."""
+        # TVM gives buffers that only a loop uses stages of its own count: these are used in front of it, too. And
+        # behind it, where a block comes back to them: its results must not be where the next run's tiles arrive.
+        used = [hold_boxes(element_address(tile[tuple(0 for _ in tile.shape)])) for tile in self.tiles]
+        parts = [*used, self._ready(), outermost, *(used if self.kernel.around else [])]
         if self.kernel.cluster > 1:  # the wait is at the kernel's end
             parts.append(tirx.Evaluate(T.ptx.barrier.cluster.arrive.relaxed.aligned()))
-        block = s_tir.SBlock([], [], [], "ring", tirx.SeqStmt(parts), alloc_buffers=[self.words, *tiles])
+        block = s_tir.SBlock([], [], [], "ring", tirx.SeqStmt(parts), alloc_buffers=[self.words, *self.tiles])
         return s_tir.SBlockRealize([], True, block)
 
     def _places(self, body: tirx.Stmt) -> dict[str, list[int]]:
@@ -417,9 +448,21 @@ class _Ring:
             arrive = cuda_func_call(
                 "mbarrier_arrive_in", self._empty(self.stage), self.kernel.mask, source_code=_ARRIVE
             )
-            told = tirx.IfThenElse(self.tile + self.stages < self.loop.extent, tirx.Evaluate(arrive), None)
-            return _instead(stmt, stmt.block.body, told)
+            refilled = tirx.any(self.tile + self.stages < self.loop.extent, tirx.Not(self.kernel.is_last))
+            told = tirx.IfThenElse(refilled, tirx.Evaluate(arrive), None)
+            return _instead(stmt, self._retired(stmt.block), told)
         return stmt
+
+    def _retired(self, block: s_tir.SBlock) -> tirx.Stmt:
+        """Retire what a stage's refilling waits for: of a run's last tiles all, where the next run fills stages again.
+
+        In one run nobody waits for these: their computations are retired behind the loop.
+        """
+        if not self.kernel.around or not int(block.annotations[RETIRE]):
+            return block.body
+        is_last = self.loop.extent <= self.tile + int(block.annotations[RETIRE])
+        retire_all = T.ptx.wgmma.wait_group.sync.aligned(0)
+        return tirx.IfThenElse(is_last, tirx.Evaluate(retire_all), block.body)
 
     def _ready(self) -> tirx.Stmt:
         """Ready the mbarriers.
@@ -453,7 +496,7 @@ class _Ring:
         expected = T.ptx.mbarrier.arrive.expect_tx.shared.b64(self._full(self.stage), size)
         asked = [tirx.Evaluate(expected), *map(self._loaded, boxes)]
         free = _wait(self._empty(self.stage), (self.turn + 1) % 2) if self.retires else _met()
-        refilled = tirx.IfThenElse(self.stages <= self.tile, free, None)
+        refilled = tirx.IfThenElse(tirx.any(self.stages <= self.tile, self.kernel.run > 0), free, None)
         one = is_elected(BRINGS if self.own_warp else FIRST_WARP)
         parts = [tirx.IfThenElse(one, tirx.SeqStmt([*([refilled] if self.retires else []), *asked]), None)]
         made = s_tir.SBlockRealize([], True, s_tir.SBlock([], [], filled, "boxes", stmt))

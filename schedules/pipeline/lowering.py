@@ -13,7 +13,7 @@ from tensorir_ladder.schedules.inspection import SHARED_SCOPES, UNROLL_RING
 from tensorir_ladder.schedules.isa import MMA_ARCH
 from tensorir_ladder.schedules.loops.early_launch import lower_early_launches, mark_early
 from tensorir_ladder.schedules.loops.quotients import divide_without_carries, divide_without_signs
-from tensorir_ladder.schedules.loops.residency import lower_residency
+from tensorir_ladder.schedules.loops.residency import lower_residency, lower_resident_grids
 from tensorir_ladder.schedules.loops.serpentine import lower_serpentines
 from tensorir_ladder.schedules.memory.box_stores import lower_box_stores
 from tensorir_ladder.schedules.memory.swizzling import lower_swizzles
@@ -85,7 +85,7 @@ def tir_pipeline() -> tuple[Pass, Pass, Pass]:
 
 def _compact() -> list[Pass]:
     """List the passes up to compact buffers, and those that need these."""
-    boxes = map(on_functions, (lower_boxes, lower_box_stores))
+    boxes = map(on_functions, (lower_resident_grids, lower_boxes, lower_box_stores))
     return [on_functions(_gated), compact_blocks(), *boxes, lower_fragments(), lower_swizzles()]
 
 
