@@ -71,6 +71,9 @@ INSTRUCTIONS = {
     r"ld\.relaxed\.(?:gpu|sys)\.global\.[bus]32": "emu::ld_flag<false>",
     r"mov\.[bsu](?:32|64)": "emu::mov",
     r"setp\.(\w\w)\.[bsu](?:32|64)": r"emu::setp_\1",
+    r"setp\.(\w\w)\.and\.u32": r"emu::setp_\1_and",
+    r"add\.s32": "emu::add",
+    r"mad\.wide\.s32": "emu::mad_wide",
     r"fence\.proxy\.async(?:\.shared::c\w+|\.global)?": "emu::fence_proxy",
     r"fence\.mbarrier_init\.release\.cluster": "emu::fence_mbarrier_init",
     rf"mbarrier\.init{SHARED}\.b64": "emu::mbarrier_init",
@@ -110,6 +113,8 @@ INSTRUCTIONS = {
 SPECIAL_REGISTERS = {
     "%cluster_ctarank": "emu::cluster_rank()",
     "%globaltimer": "emu::global_timer()",
+    "%clock64": "emu::global_timer()",
+    "%smid": "0",
     "%laneid": "emu::lane()",
 }
 REGISTER_TYPES = {"pred": "bool", "b32": "uint", "u32": "uint", "s32": "int", "b64": "uint64_t", "u64": "uint64_t"}

@@ -25,16 +25,17 @@ from tensorir_ladder.kernels.codegen.host_code import WAITS_FOR_PREVIOUS
 from tensorir_ladder.kernels.codegen.lowering import cuda_compiler, generate
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, Cubin, compile_cubin
 from tensorir_ladder.kernels.roles import OVERLAPS
-from tensorir_ladder.kernels.stamps import Stamps, roles_of
 from tensorir_ladder.schedules.cycles import Planned
 from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalSchedule, IllegalTile
 from tensorir_ladder.schedules.inspection import SHARED_SCOPES, UNROLL_RING, annotated_loops, statements_of
 from tensorir_ladder.schedules.loops.serpentine import required_ptxas_options
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.memory.workspaces import pass_workspaces, workspaces
+from tensorir_ladder.schedules.pipeline import leave_stamps
 from tensorir_ladder.schedules.pipeline.lowering import required_tir_pipeline
 from tensorir_ladder.schedules.pipeline.pipelining import ASYNC, ORDER, STAGE, required_pass_config
 from tensorir_ladder.schedules.plans import choose
+from tensorir_ladder.schedules.stamps import Stamps, roles_of
 from tensorir_ladder.schedules.tiles import BlockTile, WarpTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.step import Config, Step, Variant
@@ -156,12 +157,12 @@ class Case:
         """Raise UnsupportedCase for a variant whose kernel leaves no time stamps."""
         if not self.stamped:
             name = f"{self.step.name}[{self.variant}]"
-            raise UnsupportedCase(f"{name} leaves no time stamps; explicit kernels do, in steps 11 to 13")
+            raise UnsupportedCase(f"{name} leaves no time stamps; what TMA loads for does, in steps 11 to 13")
 
     @property
     def stamped(self) -> bool:
         """True where the kernel can leave time stamps."""
-        return self.step.stamped and self.explicit
+        return self.step.stamped
 
     @classmethod
     def default(
@@ -279,7 +280,12 @@ class Lowered:
         if not self.explicit:
             return workspaces(self.mod)
         params = list(self.source.params[ARRAYS:])
-        return params[:-1] if roles_of(self.source) else params
+        return params[:-1] if self.roles else params
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles that leave time stamps, none where nobody asked for any."""
+        return roles_of(self.mod["main"])
 
     @cached_property
     def main_kernel(self) -> str:
@@ -503,10 +509,12 @@ def lower(case: Case, stamps: Stamps | None = None) -> Kernel:
     if stamps:
         case.check_stamped()
     make = case.step.maker(case.variant)
-    stamped = {"stamps": stamps} if stamps else {}
+    stamped = {"stamps": stamps} if stamps and case.explicit else {}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         source = make(case.problem, case.config, **stamped)
+        if stamps and not case.explicit:
+            source = leave_stamps(source, stamps)
     lowered = lower_schedule(source, case.machine, str(case))
     shared = {part.name: getattr(lowered, part.name) for part in fields(lowered)}
     if takes_any_rows(lowered.device):

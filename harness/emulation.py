@@ -44,7 +44,8 @@ def emulated(lowered: Lowered, operands: Sequence[str] | None = None) -> Emulate
     names = tuple(str(parameter.name) for parameter in function.params)
     memory = tuple((tuple(map(int, kept.shape)), numpy_dtype(str(kept.dtype))) for kept in lowered.workspaces)
     if operands is None:
-        operands = names[: len(names) - len(memory) - 1]  # what a function is given last is its result
+        results = 2 if lowered.roles else 1  # what a function is given last: its result, and its time stamps
+        operands = names[: len(names) - len(memory) - results]
     overlaps, resident = lowered.launched_early, lowered.machine.multiprocessors
     launches = tuple(replace(launch, overlaps=overlaps) for launch in read_launches(lowered.host))
     return EmulatedProgram(lowered.label, lowered.cuda, launches, names, memory, resident, tuple(operands))

@@ -12,7 +12,7 @@ from tensorir_ladder.harness.race import Rounds
 from tensorir_ladder.harness.records import Timeline, Track, Verification
 from tensorir_ladder.harness.session import Session
 from tensorir_ladder.harness.verify import draw_seeds, verify
-from tensorir_ladder.kernels.stamps import EVENTS, HEADER, Stamps, roles_of
+from tensorir_ladder.schedules.stamps import EVENTS, HEADER, Stamps
 
 RUNS = 5  # of which the one with the median duration is kept
 
@@ -69,7 +69,7 @@ class StampedKernel:
     def __init__(self, session: Session, case: Case, stamps: Stamps) -> None:
         torch = session.backend.torch
         self.stamps, self.kernel = stamps, compiled(lower(case, stamps), session.compiler)
-        self.roles = roles_of(self.kernel.source)
+        self.roles = self.kernel.roles
         self.words = torch.zeros(stamps.words(len(self.roles)), dtype=torch.int64, device="cuda")
         self._launch = executable(self.kernel)["main"]
 

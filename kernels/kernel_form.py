@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue
-from tensorir_ladder.kernels.stamps import Stamps
+from tensorir_ladder.schedules.stamps import Stamps
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from tvm.ir import Expr
 from tvm.script import tirx as T
 from tvm.tirx import Buffer
 
-from tensorir_ladder.kernels.ring import SECONDS
 from tensorir_ladder.schedules.isa import WARPGROUP
+from tensorir_ladder.schedules.pipeline.box_rings import SECONDS
 
 VECTOR = 4  # floats
 AT_ONCE = 4  # vectors that a thread has on their way

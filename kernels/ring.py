@@ -15,28 +15,15 @@ from tvm.tirx import Buffer
 
 from tensorir_ladder.kernels.tiles import BARRIER_BYTES
 from tensorir_ladder.schedules.errors import IllegalPipeline
-from tensorir_ladder.schedules.pipeline.box_rings import MBARRIER_IS_THROUGH, MBARRIER_WAIT
+from tensorir_ladder.schedules.pipeline.box_rings import (
+    BOUNDED,
+    BOUNDED_WAIT,
+    MBARRIER_IS_THROUGH,
+    MBARRIER_WAIT,
+    SECONDS,
+    WAIT,
+)
 
-SECONDS = 2  # after which a bounded wait gives up
-
-_BOUNDED_WAIT = """
-__forceinline__ __device__ unsigned long long nanoseconds() {
-  unsigned long long now;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  return now;
-}
-__forceinline__ __device__ void mbarrier_wait_bounded(
-    void* barrier, int parity, const char* role, int slot, int seconds) {
-  const unsigned long long end = nanoseconds() + seconds * 1000000000ull;
-  while (!mbarrier_is_through(barrier, parity)) {
-    if (nanoseconds() > end) {
-      printf("block %d: thread %d as %s waited %d s for barrier %d, phase %d\\n", (int)blockIdx.x,
-             (int)threadIdx.x, role, seconds, slot, parity);
-      __trap();
-    }
-  }
-}
-"""
 _ARRIVE_AT = """
 __forceinline__ __device__ void mbarrier_arrive_at(void* barrier, int rank) {
   unsigned int there;
@@ -116,9 +103,9 @@ class Barriers:
 
     def wait(self, stage: Expr, phase: Expr, role: str) -> None:
         """Emit the wait for the end of the phase of parity ``phase``; ``role`` names who waits in a bounded wait."""
-        name, limit, text = "mbarrier_wait", (), MBARRIER_WAIT
+        name, limit, text = WAIT, (), MBARRIER_WAIT
         if self.bounded:
-            name, limit, text = "mbarrier_wait_bounded", (StringImm(role), stage, SECONDS), _BOUNDED_WAIT
+            name, limit, text = BOUNDED, (StringImm(role), stage, SECONDS), BOUNDED_WAIT
         T.evaluate(T.cuda.func_call(name, self.at(stage), phase, *limit, source_code=MBARRIER_IS_THROUGH + text))
 
 

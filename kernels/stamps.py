@@ -21,14 +21,8 @@ A role of a persistent block is ``log.role(..., counts=True)``: its marks give n
 work, and ``own.advance(k_tiles)`` goes on to the next.
 
 Without stamps each of these emits nothing: the CUDA text is that of a kernel that never heard of them. With them a
-mark is one predicated store of the multiprocessor's clock, to a place that role, event and number give:
-nothing is counted or kept in registers, but for pieces. A number is that of the k tile, counted on from one piece to
-the next; in :data:`OF_PIECES` that of the piece among the block's, or of a box among all its results. What has no place
-is dropped.
-
-``%globaltimer`` counts nanoseconds, but may tick once a microsecond only, and is read at both ends of the block alone:
-what passed on both clocks between them says how long a clock lasts. Source: PTX ISA, special registers. TVM has marks
-of its own (tvm.backend.cuda.iket), which NVIDIA's profiler must patch into the loaded kernel; these need none.
+mark is one store (:mod:`schedules.stamps`), and nothing is counted but pieces: a k tile's number goes on from one piece
+to the next.
 """
 
 from __future__ import annotations
@@ -41,70 +35,7 @@ from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
 from tensorir_ladder.kernels.ring import Barriers, RingState
-
-EVENTS = (
-    "load issued",  # all of a k tile's copies are asked for
-    "full wait begins",  # for a stage's bytes
-    "full wait ends",
-    "mma issued",  # all of a k tile's instructions
-    "mma retired",  # they are done, and known to be
-    "empty wait begins",  # until nobody reads a stage any more, so that it can be filled again
-    "empty wait ends",
-    "piece begins",  # of what a persistent block has to do
-    "epilogue begins",
-    "sums free",  # for the next piece: the results are rounded, or stored straight from them
-    "box begins",  # one of the boxes in which results leave
-    "box stored",  # or TMA at least asked to
-    "results stored",
-)
-OF_PIECES = EVENTS[EVENTS.index("piece begins") :]
-HEADER = ("begin ns", "begin clock", "end ns", "end clock", "multiprocessor")
-ATTRIBUTE = "stamped_roles"
-# The clock is read whether or not it is stored: else the compiler keeps each stamp's last reading in registers.
-_STAMP = """
-__forceinline__ __device__ void stamp(void* words, int role, int event, int number, int room, bool speaks) {
-  asm volatile(
-      "{\\n.reg .pred p;\\n.reg .u64 now, at;\\n.reg .s32 place;\\n"
-      "setp.ne.s32 p, %5, 0;\\n"
-      "setp.lt.and.u32 p, %3, %4, p;\\n"
-      "add.s32 place, %1, %2;\\n"
-      "add.s32 place, place, %3;\\n"
-      "mad.wide.s32 at, place, 8, %0;\\n"
-      "mov.u64 now, %%clock64;\\n"
-      "@p st.global.u64 [at], now;\\n}"
-      :: "l"(words), "r"(role), "r"(event), "r"(number), "r"(room), "r"((int)speaks) : "memory");
-}
-"""
-_CALIBRATE = """
-__forceinline__ __device__ void calibrate(void* pair, void* multiprocessor, bool speaks) {
-  if (speaks) {
-    long long now, clock;
-    unsigned int own;
-    asm volatile("mov.u64 %0, %%globaltimer;\\nmov.u64 %1, %%clock64;" : "=l"(now), "=l"(clock) :: "memory");
-    asm volatile("mov.u32 %0, %%smid;" : "=r"(own));
-    ((long long*)pair)[0] = now;
-    ((long long*)pair)[1] = clock;
-    *(long long*)multiprocessor = own;
-  }
-}
-"""
-
-
-@dataclass(frozen=True)
-class Stamps:
-    """The block that is stamped, and room for so many numbers of each event."""
-
-    block: int
-    room: int = 256
-
-    def words(self, roles: int) -> int:
-        """Count the 64-bit words that the further output has: a header, then a row per role and event."""
-        return len(HEADER) + roles * len(EVENTS) * self.room
-
-
-def roles_of(function: tirx.PrimFunc) -> tuple[str, ...]:
-    """List the roles that a kernel stamps, in the order of their rows; none if it was written without stamps."""
-    return tuple(map(str, function.attrs.get(ATTRIBUTE, ())))
+from tensorir_ladder.schedules.stamps import ATTRIBUTE, CALIBRATE, EVENTS, HEADER, OF_PIECES, STAMP, Stamps
 
 
 @T.meta_class
@@ -153,7 +84,7 @@ class Role:
             room = self.log.stamps.room
             words, speaks = self.log.words.ptr_to([len(HEADER)]), tirx.all(self.speaks, only)
             place = (self.row * len(EVENTS) * room, EVENTS.index(event) * room, number)
-            T.evaluate(T.cuda.func_call("stamp", words, *place, room, speaks, source_code=_STAMP))
+            T.evaluate(T.cuda.func_call("stamp", words, *place, room, speaks, source_code=STAMP))
 
     def wait(self, kind: str, barriers: Barriers, place: RingState, number: Expr, who: str) -> None:
         """Emit the wait for the stage at ``place`` to be "full" or "empty", between its two stamps."""
@@ -201,7 +132,7 @@ class Log:
                 T.evaluate(T.cuda.cta_sync())
             names = (f"{end} ns", "multiprocessor")
             places = [self.words.ptr_to([HEADER.index(name)]) for name in names]
-            T.evaluate(T.cuda.func_call("calibrate", *places, self._in_block(block, only), source_code=_CALIBRATE))
+            T.evaluate(T.cuda.func_call("calibrate", *places, self._in_block(block, only), source_code=CALIBRATE))
 
     def _in_block(self, block: Expr, only: Expr) -> Expr:
         return tirx.all(block == self.stamps.block, only)

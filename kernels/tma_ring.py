@@ -9,12 +9,13 @@ from tensorir_ladder.kernels import epilogue, tma
 from tensorir_ladder.kernels.raster import grouped
 from tensorir_ladder.kernels.ring import Barriers, check_stages
 from tensorir_ladder.kernels.short_stack import on_a_short_stack
-from tensorir_ladder.kernels.stamps import Log, Stamps
+from tensorir_ladder.kernels.stamps import Log
 from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
 from tensorir_ladder.kernels.tma import Matrices
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
 from tensorir_ladder.schedules.errors import IllegalTile
 from tensorir_ladder.schedules.isa import PANEL, WARPGROUP, WGMMA_ROWS
+from tensorir_ladder.schedules.stamps import Stamps
 from tensorir_ladder.schedules.workloads import Matmul
 
 MOST_STAGES = 6
@@ -28,7 +29,6 @@ def tma_ring(
     stages: int,
     *,
     tma_store: bool = True,
-    bounded: bool = False,
     stamps: Stamps | None = None,
 ) -> tirx.PrimFunc:
     """``main(A, B, C)``: each block multiplies one output tile, k tile by k tile, from a ring of ``stages`` stages.
@@ -46,8 +46,8 @@ def tma_ring(
 
     With one stage nothing overlaps: the k tile's own wgmma is awaited before its stage is filled. A ring has no more
     stages than there are k tiles. Ragged edges are TMA's: zeros on loads, left out on stores; what TMA cannot store
-    (:func:`kernels.epilogue.can_store_by_tma`, or ``tma_store`` off) leaves from registers. ``bounded`` is that of
-    :class:`kernels.ring.Barriers`, ``stamps`` of :mod:`kernels.stamps`.
+    (:func:`kernels.epilogue.can_store_by_tma`, or ``tma_store`` off) leaves from registers.
+    ``stamps``: :mod:`kernels.stamps`.
 
     Raises
     ------
@@ -90,7 +90,7 @@ def tma_ring(
         thread = T.thread_id([threads])
         pool = T.SMEMPool()
         ring = pool.alloc((tile.pool_bytes(2, stages),), "uint8", align=1024)
-        full = Barriers(pool, stages, bounded)
+        full = Barriers(pool, stages)
         pool.commit()
         sums = T.alloc_local((product.registers,), "float32")
         phase = T.local_scalar("int32")

@@ -41,10 +41,10 @@ from tensorir_ladder.kernels.epilogue import untaken
 from tensorir_ladder.kernels.kernel_form import KernelForm
 from tensorir_ladder.kernels.persistent import cluster_blocks, persistent
 from tensorir_ladder.kernels.roles import FEWEST_STAGES
-from tensorir_ladder.kernels.stamps import Stamps
 from tensorir_ladder.kernels.stream_k import cut_role_cost
 from tensorir_ladder.kernels.tiles import ROLE_CHOICES
 from tensorir_ladder.kernels.tma import straddles_lines
+from tensorir_ladder.schedules.stamps import Stamps
 from tensorir_ladder.schedules.tiles import TileSet
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.step import HALVES, Config, Step, Variant, checked

@@ -214,11 +214,16 @@ template <bool acquires> EMU_INLINE void ld_flag(int& value, const int* flag) { 
 template <class... Ignored> EMU_INLINE void nothing(Ignored...) {}
 template <class T, class U> EMU_INLINE void mov(T& to, U from) { to = T(from); }
 EMU_INLINE void mov(List<ushort*, 2> to, uint from) { *to.item[0] = ushort(from), *to.item[1] = ushort(from >> 16); }
+EMU_INLINE void add(int& to, int left, int right) { to = left + right; }
+template <class T> EMU_INLINE void mad_wide(uint64_t& to, int left, int right, T* base) {
+  to = uint64_t(base) + int64_t(left) * right;
+}
 template <class T, class U> EMU_INLINE void selp(T& to, U yes, U no, bool choice) { to = T(choice ? yes : no); }
 uint64_t global_timer();
 [[noreturn]] void trap();
 #define EMU_COMPARISON(name, operation) \
-  template <class T, class U> EMU_INLINE void setp_##name(bool& to, T left, U right) { to = left operation T(right); }
+  template <class T, class U> EMU_INLINE void setp_##name(bool& to, T left, U right) { to = left operation T(right); } \
+  EMU_INLINE void setp_##name##_and(bool& to, uint left, uint right, bool also) { to = left operation right && also; }
 EMU_COMPARISON(eq, ==)
 EMU_COMPARISON(ne, !=)
 EMU_COMPARISON(lt, <)

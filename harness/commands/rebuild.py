@@ -26,7 +26,7 @@ from tensorir_ladder.harness.records import (
     load_timelines,
     shape_text,
 )
-from tensorir_ladder.kernels.stamps import Stamps
+from tensorir_ladder.schedules.stamps import Stamps
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.registry import get_step
 

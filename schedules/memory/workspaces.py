@@ -14,6 +14,7 @@ from tvm import ir, s_tir, tirx
 from tensorir_ladder.schedules.inspection import DEVICE_SCOPES
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.passes import root_of, with_body
+from tensorir_ladder.schedules.stamps import roles_of
 
 
 def workspaces(mod: ir.IRModule) -> list[tirx.Var]:
@@ -43,5 +44,8 @@ def pass_workspaces(mod: ir.IRModule) -> ir.IRModule:
         return mod
     kept = [buffer for buffer in root.alloc_buffers if buffer not in passed]
     body = s_tir.SBlockRealize([], True, with_body(root, root.body, alloc_buffers=kept))
-    changed = tirx.PrimFunc([*function.params, *passed], body, function.ret_type, function.attrs)
+    behind = 1 if roles_of(function) else 0  # time stamps stay last
+    params = list(function.params)
+    params = [*params[: len(params) - behind], *passed, *params[len(params) - behind :]]
+    changed = tirx.PrimFunc(params, body, function.ret_type, function.attrs)
     return ir.IRModule({name: changed if name.name_hint == "main" else other for name, other in mod.functions_items()})

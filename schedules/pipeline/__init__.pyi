@@ -1,3 +1,5 @@
+from .box_rings import bound_waits as bound_waits
+from .box_stamps import leave_stamps as leave_stamps
 from .checks import buffer_stages as buffer_stages
 from .checks import check_pipeline as check_pipeline
 from .explain import explain_pipeline as explain_pipeline

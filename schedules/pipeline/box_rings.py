@@ -42,10 +42,19 @@ from typing import NamedTuple
 import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 from tvm.backend.cuda.op import cuda_func_call
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV
 from tvm.script import tirx as T
 
 from tensorir_ladder.schedules.errors import IllegalPipeline
-from tensorir_ladder.schedules.inspection import PIPELINE_STAGE, SHARED_SCOPES, is_constant, replaced, thread_tag
+from tensorir_ladder.schedules.inspection import (
+    PIPELINE_STAGE,
+    SHARED_SCOPES,
+    is_constant,
+    loop_name,
+    replaced,
+    thread_tag,
+)
 from tensorir_ladder.schedules.isa import (
     ATOM_BYTES,
     PIECE_ROWS,
@@ -63,16 +72,20 @@ from tensorir_ladder.schedules.memory.tensor_maps import (
     chosen_value,
     count_warps,
     element_address,
+    has_boxes,
     hold_boxes,
     is_elected,
 )
-from tensorir_ladder.schedules.passes import with_body, with_buffers, with_loop_body
-from tensorir_ladder.schedules.pipeline.one_barrier import GATE, RETIRE, SYNC, whole_buffer
+from tensorir_ladder.schedules.passes import require_pipeline, with_body, with_buffers, with_loop_body
+from tensorir_ladder.schedules.pipeline.box_stamps import Marks
+from tensorir_ladder.schedules.pipeline.one_barrier import GATE, RETIRE, RETIRED, SYNC, whole_buffer
 from tensorir_ladder.schedules.pipeline.own_warp import BRINGS, OWN_WARP
 from tensorir_ladder.schedules.tiles import SHORT_RING
 
 FIRST_WARP = "is_elected"  # the condition of what one thread of the first warp does
-WAIT = "mbarrier_wait"
+WAIT, BOUNDED = "mbarrier_wait", "mbarrier_wait_bounded"
+SECONDS = 2  # after which a bounded wait gives up
+BOUNDED_WAITS = "bounded_waits"  # on a pipelined loop: the seconds
 CLUSTER = "clusterCtaIdx.x"
 ORDER, ASYNC = "software_pipeline_order", "software_pipeline_async_stages"  # TVM's annotations
 # Of shared memory, for the mbarriers of a ring: so many that swizzled rows behind them begin at a multiple of it.
@@ -92,6 +105,24 @@ __forceinline__ __device__ bool mbarrier_is_through(void* barrier, int parity) {
 MBARRIER_WAIT = """
 __forceinline__ __device__ void mbarrier_wait(void* barrier, int parity) {
   while (!mbarrier_is_through(barrier, parity)) {}
+}
+"""
+BOUNDED_WAIT = """
+__forceinline__ __device__ unsigned long long nanoseconds() {
+  unsigned long long now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+}
+__forceinline__ __device__ void mbarrier_wait_bounded(
+    void* barrier, int parity, const char* role, int slot, int seconds) {
+  const unsigned long long end = nanoseconds() + seconds * 1000000000ull;
+  while (!mbarrier_is_through(barrier, parity)) {
+    if (nanoseconds() > end) {
+      printf("block %d: thread %d as %s waited %d s for barrier %d, phase %d\\n", (int)blockIdx.x,
+             (int)threadIdx.x, role, seconds, slot, parity);
+      __trap();
+    }
+  }
 }
 """
 # A lane for each of a cluster's blocks, at the barrier that has the same place in that block's memory.
@@ -153,6 +184,33 @@ class _Box:
         return self.rows * self.described.row_bytes
 
 
+def bound_waits(sch: Schedule, loop: LoopRV, seconds: int = SECONDS) -> None:
+    """Let each wait at an mbarrier of a ring of boxes end after so many ``seconds``, with a message and a trap.
+
+    ::
+
+        before   wait at full[k % stages]
+        after    wait at full[k % stages];  after 2 s: print block, thread, role, barrier and phase, and trap
+
+    For a kernel that hangs: the message says who waits for what. ``loop`` is one that is pipelined, whose copies are by
+    TMA; each warp waits in a loop that reads a clock, which takes time. Nothing changes before the function is lowered.
+
+    Raises
+    ------
+    IllegalPipeline : for a loop that is not pipelined or has no copies by TMA; for less than one second.
+    """
+    if PIPELINE_STAGE not in sch.get(loop).annotations or not has_boxes(sch, loop) or seconds < 1:
+        raise IllegalPipeline(
+            "waits that end are those of a pipelined loop whose copies are by TMA",
+            loop=loop_name(sch, loop),
+            value=f"{seconds} seconds",
+            limit="at least 1",
+            remedy="copy by fetch_by_tma and pipeline the loop first, or leave bound_waits out",
+        )
+    require_pipeline(sch, "waits that end")
+    sch.annotate(loop, BOUNDED_WAITS, seconds)
+
+
 def lower_boxes(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Have one thread bring what :func:`fetch_by_tma` marked; part of the lowering pipeline, once buffers are compact.
 
@@ -175,16 +233,28 @@ def lower_boxes(function: tirx.PrimFunc) -> tirx.PrimFunc:
         if around and not (is_constant(grid.extent) and int(grid.extent) % cluster == 0):
             raise _no_ring(grid, f"clusters of {cluster} blocks of which {grid.extent} stay")
         kernel = _Kernel(cluster, tirx.floormod(grid.loop_var, cluster), sorted(shared), count_warps(grid), around)
-        made: list[_Ring] = []
+        marks, made = Marks.of(function, grid.loop_var), []
+
+        stored = marks.group("results stored", kernel.run)
 
         def ring(loop: tirx.For) -> tirx.Stmt:
             if PIPELINE_STAGE in loop.annotations and _marked(loop):
-                made.append(_Ring(loop, maps, kernel))
+                made.append(_Ring(loop, maps, kernel, marks))
                 lowered = made[0].lowered()
                 return lowered if around else made[0].readied(lowered)
-            return made[0].readied(loop) if around and loop.loop_var.same_as(around[0].loop_var) else loop
+            if not around or not loop.loop_var.same_as(around[0].loop_var):
+                return loop
+            return made[0].readied(with_loop_body(loop, tirx.SeqStmt([loop.body, *stored])) if stored else loop)
+
+        def retired(realize: s_tir.SBlockRealize) -> tirx.Stmt:
+            ends = made and RETIRED in realize.block.annotations
+            return tirx.SeqStmt([realize, *made[0].retired()]) if ends else realize
 
         body = tvm_ffi.structural_map(grid.body, (tirx.For, ring))
+        if marks.words is not None:
+            body = tvm_ffi.structural_map(body, (s_tir.SBlockRealize, retired))
+            for last in [*([] if around else stored), _met(), *marks.clocks("end")]:
+                body = _ended_by(body, last)
         if cluster > 1:
             body = _ended_by(body, tirx.Evaluate(T.ptx.barrier.cluster.wait.acquire.aligned()))
             place = tirx.Var("clusterCtaIdx_x", grid.loop_var.ty)
@@ -221,7 +291,7 @@ def _any(stmt: tirx.Stmt, holds: Callable[[tirx.Evaluate], bool]) -> bool:
 
 def waits_for_boxes(stmt: tirx.Stmt) -> bool:
     """Return whether a statement is a wait at an mbarrier."""
-    return isinstance(stmt, tirx.Evaluate) and _calls(stmt.value, WAIT)
+    return isinstance(stmt, tirx.Evaluate) and (_calls(stmt.value, WAIT) or _calls(stmt.value, BOUNDED))
 
 
 def _calls(value: ir.Expr, name: str) -> bool:
@@ -351,12 +421,12 @@ class _Ring:
     TVM would count a stage more for that order, so that the ring's tiles get their stages here (:meth:`_with_stages`).
     """
 
-    def __init__(self, loop: tirx.For, maps: TensorMaps, kernel: _Kernel) -> None:
-        self.loop, self.maps, self.kernel = loop, maps, kernel
+    def __init__(self, loop: tirx.For, maps: TensorMaps, kernel: _Kernel, marks: Marks) -> None:
+        self.loop, self.maps, self.kernel, self.marks = loop, maps, kernel, marks
         parts, places = self._parts(loop.body), list(map(int, loop.annotations[PIPELINE_STAGE]))
-        marks = [part.block.annotations if isinstance(part, s_tir.SBlockRealize) else {} for part in parts]
-        gates = [number for number, each in enumerate(marks) if GATE in each]
-        self.retires = RETIRE in marks[-1]
+        annotated = [part.block.annotations if isinstance(part, s_tir.SBlockRealize) else {} for part in parts]
+        gates = [number for number, each in enumerate(annotated) if GATE in each]
+        self.retires = RETIRE in annotated[-1]
         if len(gates) != 1:
             raise _no_ring(loop, "nobody waits in this loop for what TMA brings")
         if kernel.cluster > 1 and not self.retires:
@@ -369,8 +439,13 @@ class _Ring:
         before = tirx.floordiv(loop.extent - self.stage + self.stages - 1, self.stages)  # a stage's fillings in a run
         self.turn = turn + kernel.run * before if kernel.around else turn
         refilled = is_constant(loop.extent) and int(loop.extent) > self.stages
-        simple = len(parts) == len(places) == 4 and marks[-1].get(RETIRE) == 1  # copies, gate, multiplication, retire
+        simple = (
+            len(parts) == len(places) == 4 and annotated[-1].get(RETIRE) == 1
+        )  # copies, gate, multiplication, retire
         self.own_warp = OWN_WARP in loop.annotations
+        self.number = kernel.run * loop.extent + self.tile  # of a k tile, over all runs
+        self.in_flight = int(annotated[-1].get(RETIRE, 0))
+        self.seconds = int(loop.annotations.get(BOUNDED_WAITS, 0))
         self.tiles: list[tirx.Var] = []
         self.sooner = self.stages <= SHORT_RING and refilled and simple and not self.own_warp
 
@@ -389,7 +464,7 @@ class _Ring:
         # TVM gives buffers that only a loop uses stages of its own count: these are used in front of it, too. And
         # behind it, where a block comes back to them: its results must not be where the next run's tiles arrive.
         used = [hold_boxes(element_address(tile[tuple(0 for _ in tile.shape)])) for tile in self.tiles]
-        parts = [*used, self._ready(), outermost, *(used if self.kernel.around else [])]
+        parts = [*self.marks.clocks("begin"), *used, self._ready(), outermost, *(used if self.kernel.around else [])]
         if self.kernel.cluster > 1:  # the wait is at the kernel's end
             parts.append(tirx.Evaluate(T.ptx.barrier.cluster.arrive.relaxed.aligned()))
         block = s_tir.SBlock([], [], [], "ring", tirx.SeqStmt(parts), alloc_buffers=[self.words, *self.tiles])
@@ -443,15 +518,35 @@ class _Ring:
             return self._brought(stmt)
         marks = stmt.block.annotations if isinstance(stmt, s_tir.SBlockRealize) else {}
         if GATE in marks:
-            return _instead(stmt, _wait(self._full(self.stage), self.turn % 2))
+            waited = self._wait(self._full, self.turn % 2, "consumer")
+            begins, ends = (self.marks.group(f"full wait {event}", self.number) for event in ("begins", "ends"))
+            return _instead(stmt, *begins, waited, *ends)
         if RETIRE in marks:
             arrive = cuda_func_call(
                 "mbarrier_arrive_in", self._empty(self.stage), self.kernel.mask, source_code=_ARRIVE
             )
             refilled = tirx.any(self.tile + self.stages < self.loop.extent, tirx.Not(self.kernel.is_last))
             told = tirx.IfThenElse(refilled, tirx.Evaluate(arrive), None)
-            return _instead(stmt, self._retired(stmt.block), told)
-        return stmt
+            # Of a run's last ones it is seen behind the loop, where all are retired.
+            seen = True if self.kernel.around else self.tile + self.in_flight < self.loop.extent
+            return _instead(stmt, self._retired(stmt.block), *self.marks.group("mma retired", self.number, seen), told)
+        issued = self.marks.group("mma issued", self.number)
+        return _instead(stmt, stmt.block.body, *issued) if issued and isinstance(stmt, s_tir.SBlockRealize) else stmt
+
+    def retired(self) -> list[tirx.Stmt]:
+        """Stamp that a run's computations are all retired, behind the statement that does it."""
+        last = self.kernel.run * self.loop.extent + self.loop.extent
+        left = [] if self.kernel.around else range(self.in_flight, 0, -1)
+        seen = [mark for before in left for mark in self.marks.group("mma retired", last - before)]
+        return [*seen, *self.marks.group("epilogue begins", self.kernel.run)]
+
+    def _wait(self, barrier: Callable[[ir.Expr], ir.Expr], parity: ir.Expr, role: str) -> tirx.Stmt:
+        """Wait for a phase of the stage's mbarrier to end; where waits are bounded, say who does."""
+        name, more, text = WAIT, [], MBARRIER_WAIT
+        if self.seconds:
+            name, more, text = BOUNDED, [ir.StringImm(role), self.stage, self.seconds], BOUNDED_WAIT
+        source = MBARRIER_IS_THROUGH + text
+        return tirx.Evaluate(cuda_func_call(name, barrier(self.stage), parity, *more, source_code=source))
 
     def _retired(self, block: s_tir.SBlock) -> tirx.Stmt:
         """Retire what a stage's refilling waits for: of a run's last tiles all, where the next run fills stages again.
@@ -494,9 +589,13 @@ class _Ring:
         tvm_ffi.structural_walk(stmt, (s_tir.SBlock, lambda block: filled.extend(map(whole_buffer, block.writes))))
         size = T.uint32(sum(box.bytes for box in boxes))
         expected = T.ptx.mbarrier.arrive.expect_tx.shared.b64(self._full(self.stage), size)
-        asked = [tirx.Evaluate(expected), *map(self._loaded, boxes)]
-        free = _wait(self._empty(self.stage), (self.turn + 1) % 2) if self.retires else _met()
-        refilled = tirx.IfThenElse(tirx.any(self.stages <= self.tile, self.kernel.run > 0), free, None)
+        asked = [tirx.Evaluate(expected), *map(self._loaded, boxes), *self.marks.loading("load issued", self.number)]
+        free = [_met()]
+        if self.retires:
+            begins, ends = (self.marks.loading(f"empty wait {event}", self.number) for event in ("begins", "ends"))
+            free = [*begins, self._wait(self._empty, (self.turn + 1) % 2, "producer"), *ends]
+        again = tirx.any(self.stages <= self.tile, self.kernel.run > 0)
+        refilled = tirx.IfThenElse(again, tirx.SeqStmt(free) if len(free) > 1 else free[0], None)
         one = is_elected(BRINGS if self.own_warp else FIRST_WARP)
         parts = [tirx.IfThenElse(one, tirx.SeqStmt([*([refilled] if self.retires else []), *asked]), None)]
         made = s_tir.SBlockRealize([], True, s_tir.SBlock([], [], filled, "boxes", stmt))
@@ -582,10 +681,6 @@ def _instead(realize: s_tir.SBlockRealize, *parts: tirx.Stmt) -> tirx.Stmt:
     if len(parts) > 1:
         body = tirx.For(tirx.Var("once", "int32"), 0, 1, tirx.ForKind.SERIAL, tirx.SeqStmt(list(parts)))
     return s_tir.SBlockRealize(realize.iter_values, realize.predicate, with_body(realize.block, body))
-
-
-def _wait(barrier: ir.Expr, parity: ir.Expr) -> tirx.Stmt:
-    return tirx.Evaluate(cuda_func_call(WAIT, barrier, parity, source_code=MBARRIER_IS_THROUGH + MBARRIER_WAIT))
 
 
 def _met() -> tirx.Stmt:

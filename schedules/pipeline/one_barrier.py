@@ -58,6 +58,7 @@ RETIRE_FUNCTION = "pipeline_retire_"
 ONE_BARRIER = "one_barrier"
 READ_FUNCTION = "pipeline_read_"
 RETIRE = "pipeline_retire"  # on a block that waits for all but so many computations that run on by themselves
+RETIRED = "all_retired"  # on the block behind a pipelined loop that waits for all of them
 GATING = "pipeline_loop(..., one_barrier=True)"
 HIDES_READS = "hides_reads"  # on a block whose instruction will hide its reads by itself, once it is tensorized
 SYNC = "tirx.tvm_storage_sync"

@@ -72,6 +72,7 @@ from tensorir_ladder.schedules.passes import replace_untraced, with_body, with_l
 from tensorir_ladder.schedules.pipeline.one_barrier import (
     RETIRE,
     RETIRE_FUNCTION,
+    RETIRED,
     hide_reads,
     meet_behind_copies,
     place_behind,
@@ -597,7 +598,9 @@ def _retire_all(sch: Schedule, computing: SBlockRV, instruction: Wgmma) -> s_tir
     call = tirx.Evaluate(cuda_func_call(name, address, source_code=source))
     thread = tirx.IterVar(None, tirx.Var("threadIdx.x", "int32"), tirx.IterVar.ThreadIndex, "threadIdx.x")
     lanes = tirx.For(lane, 0, LANES, tirx.ForKind.THREAD_BINDING, call, thread)
-    return s_tir.SBlockRealize([], True, s_tir.SBlock([], [region], [region], "retired", lanes))
+    return s_tir.SBlockRealize(
+        [], True, s_tir.SBlock([], [region], [region], "retired", lanes, annotations={RETIRED: 1})
+    )
 
 
 def _region_of(sch: Schedule, block: SBlockRV) -> ir.TensorRegion:

@@ -28,13 +28,13 @@ from tensorir_ladder.kernels.fused_epilogue import Epilogue
 from tensorir_ladder.kernels.kernel_form import KernelForm
 from tensorir_ladder.kernels.panels import TmaPanels
 from tensorir_ladder.kernels.persistent import persistent
-from tensorir_ladder.kernels.stamps import Stamps
 from tensorir_ladder.kernels.swapped import fits_at_once, fits_beside, swapped
 from tensorir_ladder.kernels.tiles import HopperTile, RoleTile, SwappedTile, most_stages
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct
 from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalTile, IllegalWorkload
 from tensorir_ladder.schedules.loops.early_launch import FLAG
+from tensorir_ladder.schedules.stamps import Stamps
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.step import Config
 

@@ -50,6 +50,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("blocks", [1, 3, 5000])
 @pytest.mark.parametrize(("step", "variant", "shape"), CASES)
 def test_results_are_right_for_any_number_of_blocks(step, variant, shape, blocks) -> None:
