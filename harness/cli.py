@@ -112,7 +112,7 @@ EXAMPLES = """\
   ladder compile --step 5 --variant sync --show cuda
   ladder bandwidth --workload softmax --mb 256   memory-bound, 1 to 5 stages, beside a copy
   ladder sweep --step 5 --stages 1-6 --size 512  every stage count, each a record
-  ladder timeline --step 11 --stages 1,2,4       what one block does when; needs a GPU
+  ladder timeline --step 11 --stages 3,4         what one block does when; needs a GPU
   ladder model --model llama-layer --seq 1-8192  a Llama layer by stock TVM, dlight, our rules and torch
   ladder depth --step 5 --size 512               how many stages, by the model; needs no GPU
   ladder bench --shapes random --seed 1 --count 200  shapes that nobody tuned, beside cuBLAS

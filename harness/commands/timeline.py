@@ -8,18 +8,18 @@ from dataclasses import replace
 from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.commands.measuring import open_session
-from tensorir_ladder.harness.commands.options import EXPLICIT, add_places, add_problem_options, cases_named, numbers
+from tensorir_ladder.harness.commands.options import add_places, add_problem_options, cases_named, numbers
 from tensorir_ladder.harness.records import Timeline
 from tensorir_ladder.harness.timeline import take
 
-SIZES, STAGES = "4096", "1,2,4"
+SIZES, STAGES = "4096", "3,4"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add steps, products, stage counts, and the block."""
     add_problem_options(parser, SIZES)
-    parser.add_argument("--stages", help=f"stage counts: 4 | 1-4 | 1,2,4 ({STAGES}, where the step takes them)")
-    parser.add_argument("--variant", default=EXPLICIT, help=f"variants' names, default, {EXPLICIT} or all ({EXPLICIT})")
+    parser.add_argument("--stages", help=f"stage counts: 4 | 3-6 | 3,4 ({STAGES}, where the step takes them)")
+    parser.add_argument("--variant", default="default", help="variants' names, default, explicit or all (default)")
     parser.add_argument("--tile", default="default", help="a tile as `list` writes the step's, or default (default)")
     parser.add_argument("--block", type=int, help="which block of the grid (its middle one)")
     add_places(parser)

@@ -46,9 +46,9 @@ def leave_stamps(sch: Schedule, stamps: Stamps) -> Schedule:
         before   main(A, B, C)
         after    main(A, B, C, stamps)          # int64, stamps.words(roles) of them, zeros before the call
 
-    ``roles_of(function)`` names the roles (:mod:`schedules.stamps`): "loads", or "producer" of a warp of its own, then
-    "warpgroup 0" and so on. Call it when all else is scheduled; ``sch`` stays as it is. Nothing changes before the
-    function is lowered, and then only by the stamps themselves.
+    ``roles_of(function)`` names the roles (:mod:`schedules.stamps`): "loads", "warpgroup 0" and so on, or "producer",
+    "consumer 0" where a warp brings boxes by itself. Call it when all else is scheduled; ``sch`` stays as it is.
+    Nothing changes before the function is lowered, and then only by the stamps themselves.
 
     Raises
     ------
@@ -66,9 +66,10 @@ def leave_stamps(sch: Schedule, stamps: Stamps) -> Schedule:
             remedy="copy by fetch_by_tma and pipeline the loop first, or leave the stamps out",
         )
     extents = {thread_tag(loop): int(loop.extent) for loop in loops if thread_tag(loop).startswith("threadIdx")}
-    loading = "producer" if any(OWN_WARP in loop.annotations for loop in pipelined) else "loads"
+    own_warp = any(OWN_WARP in loop.annotations for loop in pipelined)
+    loading, multiplying = ("producer", "consumer") if own_warp else ("loads", "warpgroup")
     groups = -(-math.prod(extents.values()) // WARPGROUP)
-    roles = [loading, *(f"warpgroup {number}" for number in range(groups))]
+    roles = [loading, *(f"{multiplying} {number}" for number in range(groups))]
     words = tirx.decl_buffer((stamps.words(len(roles)),), "int64", "stamps", layout=None)
     made = tirx.PrimFunc([*function.params, words], function.body, function.ret_type, function.attrs)
     stamped = Schedule(made.with_attr(ATTRIBUTE, roles).with_attr(STAMPED, [stamps.block, stamps.room]))

@@ -41,10 +41,10 @@ def moments(kernel, roles: tuple[str, ...]) -> dict[tuple[str, str], dict[int, f
 
 
 @pytest.mark.emulator
-@pytest.mark.parametrize(("step", "loading"), [(11, "loads"), (12, "producer")])
-def test_each_role_stamps_what_it_does_in_order(step: int, loading: str) -> None:
+@pytest.mark.parametrize(("step", "loading", "group"), [(11, "loads", "warpgroup"), (12, "producer", "consumer")])
+def test_each_role_stamps_what_it_does_in_order(step: int, loading: str, group: str) -> None:
     kernel = ring(step, stamps=STAMPS)
-    groups = ("warpgroup 0", "warpgroup 1")
+    groups = (f"{group} 0", f"{group} 1")
     assert kernel.roles == (loading, *groups)
     found, tiles = moments(kernel, kernel.roles), range(K_TILES)
     assert set(found[loading, "load issued"]) == set(tiles)
@@ -77,7 +77,7 @@ def test_blocks_that_stay_count_on() -> None:
     assert (out == 64 * K_TILES).all()
     life = decode(words.tolist(), kernel.roles, stamps.room, 1.0)
     found = {(track.role, track.event): dict(track.moments) for track in life.tracks}
-    assert set(found["warpgroup 0", "mma retired"]) == set(range(4 * K_TILES))
+    assert set(found["consumer 0", "mma retired"]) == set(range(4 * K_TILES))
     assert set(found["producer", "empty wait begins"]) == set(range(STAGES, 4 * K_TILES))
 
 
