@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from support.cases import Outcome, make_case
+from support.cases import STEPS, Outcome, make_case
 from support.reports_fixtures import (
     LOAD_NS,
     MMA_NS,
@@ -500,16 +500,24 @@ def test_the_command_leaves_out_stage_counts_that_a_step_does_not_take(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("stages", [1, 2, 4])
-def test_a_real_block_leaves_a_timeline_that_makes_sense(stages: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("step", "variant", "stages", "multiplies"),
+    [
+        *((11, "tma_store", stages, "warpgroup 1") for stages in (1, 2, 4)),
+        (11, "boxes", 4, "warpgroup 1"),
+        (12, "own_warp", 4, "consumer 1"),
+    ],
+)
+def test_a_real_block_leaves_a_timeline_that_makes_sense(
+    step: int, variant: str, stages: int, multiplies: str, tmp_path: Path
+) -> None:
     plan = RoundPlan(rounds=7, warmup_ms=20.0)
     session = Session(require_compiler(), GpuBackend(), tmp_path, "a test", plan=plan)
-    taken = take(
-        session, make_case(11, (1024, 1024, 2048), "tma_store", tile=HopperTile.parse("128x128x64/2x1"), stages=stages)
-    )
+    tile = STEPS[step].tile(variant, "128x128x64/2x1")
+    taken = take(session, make_case(step, (1024, 1024, 2048), variant, tile=tile, stages=stages))
     problems = [problem for problem in timeline_problems(taken) if "uncommitted" not in problem]
     assert problems == []
-    assert [len(loads(taken)), len(multiplications(taken, "warpgroup 1"))] == [32, 32]
+    assert [len(loads(taken)), len(multiplications(taken, multiplies))] == [32, 32]
     assert 500 < taken.clock_mhz < 2500
 
 
