@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import tvm
 from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV
 from tvm.script import tirx as T
 
 from tensorir_ladder.emulator import KernelFault
@@ -29,13 +30,19 @@ from tensorir_ladder.harness.workers import Tell
 from tensorir_ladder.lab.draws import Draws, Outcome
 from tensorir_ladder.schedules.errors import IllegalPipeline
 from tensorir_ladder.schedules.inspection import statements_under
-from tensorir_ladder.schedules.pipeline import check_pipeline, pipeline_loop
+from tensorir_ladder.schedules.pipeline import check_pipeline, keep_last_tile, pipeline_loop, separate_tiles
 from tensorir_ladder.schedules.pipeline.pipelining import ORDER, STAGE
 
 LOOP, OTHER_LOOP = "step", "other"
 POISON = -77.0
 TOGETHER = 20  # nests compiled as one module: most of a compilation is the same for all
+REMEDIES = {"separate_tiles": separate_tiles, "keep_last_tile": keep_last_tile}
+CALLED = re.compile(rf"call ({'|'.join(REMEDIES)})\(sch, loop, '(\w+)'\)")  # in a refusal's remedy
 ORDERS = 3  # of threads, and of when asynchronous copies arrive, in the emulator
+
+
+class UselessRemedy(Exception):
+    """A refusal named a function that refuses the loop itself, or after which the refusal is the same."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,7 @@ class Nest:
         return "blockIdx.x" in self.text
 
     def pipelined(self) -> Schedule:
-        """Pipeline the loop; IllegalPipeline where that is refused."""
+        """Pipeline the loop, with what its refusals' remedies say; IllegalPipeline where they name no function."""
         sch = Schedule(self.function)
         blocks = sch.get_child_blocks(sch.get_sblock("root"))
         loops = [loop for block in blocks for loop in sch.get_loops(block)]
@@ -69,15 +76,38 @@ class Nest:
         others = [loop for loop in loops if str(sch.get(loop).loop_var.name) == OTHER_LOOP]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # more stages than iterations
-            if self.stage and len(self.stage) == len(statements_under(sch, loop)):
-                check_pipeline(sch, loop, self.stage, self.order, [0] if self.async_copy is True else [])
-                sch.annotate(loop, STAGE, list(self.stage))
-                sch.annotate(loop, ORDER, list(self.order))
-            else:
-                pipeline_loop(sch, loop, self.stages, self.async_copy)
-                if others and self.number % 2:
-                    pipeline_loop(sch, others[0], self.stages, self.async_copy)
+            self._pipeline(sch, loop, list(self.stage), list(self.order))
+            if others and self.number % 2 and not self.stage:
+                self._pipeline(sch, others[0], [], [])
         return sch
+
+    def _pipeline(self, sch: Schedule, loop: LoopRV, stage: list[int], order: list[int]) -> None:
+        """Pipeline a loop by lists where they fit, by a stage count where they do not, and follow remedies."""
+        listed = bool(stage) and len(stage) == len(statements_under(sch, loop))
+        followed: list[str] = []
+        while True:
+            try:
+                if not listed:
+                    pipeline_loop(sch, loop, self.stages, self.async_copy)
+                    return
+                check_pipeline(sch, loop, stage, order, [0] if self.async_copy is True else [])
+                sch.annotate(loop, STAGE, stage)
+                sch.annotate(loop, ORDER, order)
+                return
+            except IllegalPipeline as refused:
+                call = CALLED.search(refused.remedy)
+                if call is None:
+                    raise
+                if call.group() in followed:
+                    raise UselessRemedy(str(refused)) from refused
+            followed.append(call.group())
+            try:
+                REMEDIES[call.group(1)](sch, loop, call.group(2))
+            except IllegalPipeline as refused:
+                raise UselessRemedy(str(refused)) from refused
+            copies = len(statements_under(sch, loop)) - len(stage) if listed else 0  # of the last tile
+            order += range(len(stage), len(stage) + copies)
+            stage += [max(stage)] * copies if copies else []
 
 
 class _Drawing:
@@ -85,7 +115,7 @@ class _Drawing:
 
     def __init__(self, choose: random.Random) -> None:
         self.choose = choose
-        self.lanes, self.steps = choose.choice((4, 8)), choose.randint(2, 7)
+        self.lanes, self.steps = choose.choice((4, 8)), choose.randint(1, 7)
         self.rows = 2 * self.steps + 4
         self.outer = choose.random() < 0.15
         self.threads = choose.random() < 0.3
@@ -386,11 +416,23 @@ def _carried(d: _Drawing, reads: list[str]) -> None:
 
 
 def _read_behind(d: _Drawing, reads: list[str]) -> None:
-    """A copy that is read after the loop once more."""
-    d.buffer("e0")
-    d.copies.append(d.each_lane("e0[i]", d.source()))
-    d.uses.append(d.each_lane("v[k, i]", "e0[i]"))
-    d.behind.append(d.once("w[1, i]", "e0[i]"))
+    """A copy that is read after the loop once more: filled whole, in part, in halves or by turns, changed or not."""
+    how = d.choose.choice(("whole", "whole", "part", "halves", "by turns"))
+    lane, half = f"i + k % 2 * {d.lanes}" if how == "by turns" else "i", f"lane < {d.lanes // 2}"
+    d.buffer("e0", 2 * d.lanes)
+    if how in ("part", "by turns"):
+        d.before += [d.once("e0[i]", "T.float32(5)"), d.once(f"e0[i + {d.lanes}]", "T.float32(6)")]
+    d.copies.append(d.each_lane(f"e0[{lane}]", d.source(), where=half if how in ("part", "halves") else ""))
+    if how == "halves":
+        d.copies.append(d.each_lane("e0[i]", d.source(), where=half.replace("<", ">=")))
+    if d.choose.random() < 0.2:
+        d.uses.append(d.each_lane(f"e0[{lane}]", f"e0[{lane}] + T.float32(1)", where=half))
+    d.uses.append(
+        d.each_lane("v[k, i]", f"e0[{lane}]", where=half if how == "part" and d.choose.random() < 0.7 else "")
+    )
+    d.behind.append(d.once("w[1, i]", f"e0[{d.choose.choice(('i', f'{d.lanes - 1} - i'))}]"))
+    if how == "by turns":
+        d.behind.append(d.once("w[2, i]", f"e0[i + {d.lanes}]"))
 
 
 def _chain(d: _Drawing, reads: list[str]) -> None:
@@ -420,6 +462,8 @@ def _two_tiles(d: _Drawing, reads: list[str]) -> None:
     if d.choose.random() < 0.3:
         parts[2:3] = [("d0[i]", f"d0[i] + {reads[0].format('i')}")]
     d.uses += [d.each_lane(target, value) for target, value in parts]
+    if d.choose.random() < 0.3:
+        d.behind.append(d.once("w[4, i]", "d0[i]"))
 
 
 def _sibling_loop(d: _Drawing, _: list[str]) -> None:
@@ -428,8 +472,13 @@ def _sibling_loop(d: _Drawing, _: list[str]) -> None:
     d.copies.append(d.each_lane("m0[i]", d.source()))
     d.uses.append(d.each_lane("v[k, i]", "m0[i]"))
     part = d.choose.choice(("", "", f"lane < {d.lanes // 2}"))
-    d.sibling = [d.each_lane("m0[i]", d.source(), where=part), d.each_lane("w[k, i]", "m0[i] * T.float32(2)")]
+    target = f"y[k + {d.steps + 3}, i]" if d.threads else "w[k, i]"  # no barrier stands behind global stores
+    d.sibling = [d.each_lane("m0[i]", d.source(), where=part), d.each_lane(target, "m0[i] * T.float32(2)")]
     d.sibling_first = d.choose.random() < 0.5
+    if part and d.sibling_first:
+        d.before.append(d.once("m0[i]", "T.float32(4)"))
+    if d.choose.random() < 0.3:
+        d.behind.append(d.once("w[5, i]", "m0[i]"))
 
 
 def _online_softmax(d: _Drawing, reads: list[str]) -> None:
@@ -548,11 +597,14 @@ def emulated_outcome(nest: Nest, outcome: Outcome) -> Outcome:
 def _run_together(nests: Sequence[Nest]) -> Iterator[Outcome]:
     accepted: dict[int, Schedule] = {}
     reasons: dict[int, str] = {}
+    failures: dict[int, str] = {}
     for nest in nests:
         try:
             accepted[nest.number] = nest.pipelined()
         except IllegalPipeline as refused:
             reasons[nest.number] = str(refused)
+        except UselessRemedy as useless:
+            failures[nest.number] = f"useless remedy: {useless}"
     chosen = [nest for nest in nests if nest.number in accepted]
     try:
         outputs = _outputs(chosen, accepted)
@@ -563,6 +615,8 @@ def _run_together(nests: Sequence[Nest]) -> Iterator[Outcome]:
     for nest in nests:
         if nest.number in reasons:
             yield Outcome(nest.number, "refused", reasons[nest.number])
+        elif nest.number in failures:
+            yield Outcome(nest.number, "failed", failures[nest.number])
         else:
             yield _compared(nest, accepted[nest.number], outputs.get(nest.number))
 

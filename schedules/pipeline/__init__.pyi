@@ -13,6 +13,8 @@ from .one_barrier import drop_hidden_reads as drop_hidden_reads
 from .one_barrier import gate_copies as gate_copies
 from .one_barrier import hide_reads as hide_reads
 from .one_barrier import show_reads as show_reads
+from .own_buffers import keep_last_tile as keep_last_tile
+from .own_buffers import separate_tiles as separate_tiles
 from .own_warp import bring_by_own_warp as bring_by_own_warp
 from .pipelining import PipelinePlan as PipelinePlan
 from .pipelining import double_buffer as double_buffer

@@ -27,6 +27,7 @@ from tensorir_ladder.schedules.inspection import (
 )
 from tensorir_ladder.schedules.pipeline.async_copies import check_hazards
 from tensorir_ladder.schedules.pipeline.dependences import LoopBody, async_race
+from tensorir_ladder.schedules.pipeline.lifetimes import remedy_of
 from tensorir_ladder.schedules.pipeline.one_barrier import GATE, HIDES_READS, RETIRE, hides_reads, is_gate
 
 MOST_STAGES = 64  # a ring of so many tiles, 4 KiB each, is more than any multiprocessor's shared memory
@@ -340,6 +341,7 @@ def _check_order(name: str, body: LoopBody, stage: list[int], order: list[int]) 
     for broken in body.broken(stage, order):
         first, second, buffer = broken.first.name, broken.second.name, broken.buffer.name
         when = f"{broken.distance} iteration(s) later" if broken.distance else "in the same iteration"
+        own = remedy_of(body, broken.buffer, () if broken.distance else (broken.first, broken.second))
         if not broken.first_writes and body.outlives(broken.buffer) and broken.distance:
             raise IllegalPipeline(
                 f"{buffer} outlives the loop and has one stage: {first!r} would read what a later iteration of "
@@ -347,8 +349,8 @@ def _check_order(name: str, body: LoopBody, stage: list[int], order: list[int]) 
                 loop=name,
                 block=first,
                 value=f"{second!r} {when}, stages {stage}, order {order}",
-                remedy=f"use another buffer than {buffer} outside the loop, or give both the same stage, or order the "
-                "reader before the writer, one stage behind",
+                remedy=f"{own}use another buffer than {buffer} outside the loop, or give both the same stage, or order "
+                "the reader before the writer, one stage behind",
             )
         did, does = (("writes" if writes else "reads") for writes in (broken.first_writes, broken.second_writes))
         raise IllegalPipeline(
@@ -357,7 +359,7 @@ def _check_order(name: str, body: LoopBody, stage: list[int], order: list[int]) 
             block=second,
             value=f"stages {stage}, order {order}",
             limit="accesses in their order, unless it can be told that they never meet in an element",
-            remedy="give both the same stage and their order in the loop, or each a buffer of its own",
+            remedy=f"{own}give both the same stage and their order in the loop, or each a buffer of its own",
         )
     for writing, reading, buffer in body.unsure(stage, order):
         raise IllegalPipeline(
@@ -457,7 +459,7 @@ def check_asynchronous(name: str, body: LoopBody, copies: Sequence[int]) -> None
             loop=name,
             block=body.statements[copy].name,
             value="an asynchronous copy",
-            remedy="pass async_copy=False, or give the other statement a buffer of its own",
+            remedy=f"{remedy_of(body, buffer)}pass async_copy=False, or give the other statement a buffer of its own",
         )
     for copy in copies:
         for index, statement in enumerate(body.statements):

@@ -531,7 +531,7 @@ class _Reader:
             self._certain = False
         elif not is_true(predicate):
             conditions = (*conditions, predicate)
-        declared = [region.source for region in (*block.reads, *block.writes)] if _is_opaque(block) else []
+        declared = [region.source for region in (*block.reads, *block.writes)] if is_opaque(block) else []
         start = len(self.found)
         if block.init is not None:
             first = [inner[i.var].equal(i.dom.min) for i in block.iter_vars if i.iter_type == tirx.IterVar.CommReduce]
@@ -697,7 +697,7 @@ def _wrapped_values(loop: tirx.For) -> dict[tirx.Var, ir.Expr]:
     return values
 
 
-def _is_opaque(block: s_tir.SBlock) -> bool:
+def is_opaque(block: s_tir.SBlock) -> bool:
     """Return whether a block's accesses are known from what it declares only: calls that get addresses, other views."""
     found: list[ir.Call] = []
 

@@ -46,7 +46,7 @@ from tensorir_ladder.schedules.pipeline.checks import (
 )
 from tensorir_ladder.schedules.pipeline.dependences import LoopBody, async_race
 from tensorir_ladder.schedules.pipeline.one_barrier import HIDES_READS, gate_copies, is_gate, retires
-from tensorir_ladder.schedules.pipeline.own_buffers import separate_buffers
+from tensorir_ladder.schedules.pipeline.own_buffers import separate_all
 
 STAGE, ORDER, ASYNC = PIPELINE_STAGE, "software_pipeline_order", "software_pipeline_async_stages"
 DOUBLE_BUFFER = "double_buffer_scope"
@@ -211,7 +211,8 @@ def pipeline_loop(
                  C += the remaining stages-1 stages                         # epilogue
 
     ``stages`` counts those of the ring: 1 leaves the loop alone, n keeps n − 1 tiles ahead. Tiles that share a
-    buffer get one each first (:mod:`schedules.pipeline.own_buffers`). Asynchronous copies
+    buffer get one each first (:func:`separate_tiles`); a tile that is read outside the loop needs
+    :func:`keep_last_tile` before. Asynchronous copies
     (cp.async: sm_80 and newer; 4, 8 or 16 bytes each) need the pass configuration in the result::
 
         with tvm.transform.PassContext(config=plan.pass_config):
@@ -225,13 +226,13 @@ def pipeline_loop(
     """
     check_loop(sch, loop)
     trial, same = _anew(sch, loop)  # a refusal leaves the schedule as it was
-    separated = separate_buffers(trial, same)
+    separated = separate_all(trial, same)
     plan = infer_pipeline(
         trial, same, stages, async_copy, one_barrier=one_barrier, unroll_ring=unroll_ring, fill_ahead=fill_ahead
     )
     _apply(plan, trial, check=True)
     if separated and plan.stage:
-        separate_buffers(sch, loop)
+        separate_all(sch, loop)
     plan = replace(plan, loop=loop)
     _apply(plan, sch)
     return plan

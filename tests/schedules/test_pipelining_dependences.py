@@ -15,17 +15,21 @@ from tvm.s_tir.schedule import LoopRV
 from tvm.script import tirx as T
 
 from support.nests import ATTACKS, BEGIN, BROKEN, COPY, END, ONLINE, SUM, USE, nest
-from tensorir_ladder.lab.nests import Nest, Outcome, draw, run_nests
+from tensorir_ladder.lab.nests import Nest, Outcome, draw, emulated_outcome, run_nests
 from tensorir_ladder.schedules.errors import IllegalPipeline
+from tensorir_ladder.schedules.inspection import annotated_loops
 from tensorir_ladder.schedules.pipeline import (
     buffer_stages,
     check_pipeline,
     explain_pipeline,
     infer_pipeline,
+    keep_last_tile,
     pipeline_loop,
     pseudo_code,
+    separate_tiles,
     time_table,
 )
+from tensorir_ladder.schedules.pipeline.pipelining import ASYNC
 
 DRAWN = 50
 
@@ -51,6 +55,13 @@ def loop_behind(*statements: str) -> str:
     text = nest(*statements).text
     loop = text[text.index("    for step") :].replace("step", "other")
     return re.sub(r'"s(\d)"', r'"other\1"', loop)
+
+
+def in_one_block(text: str) -> str:
+    """The text of a nest as one kernel: a block of threads runs all of it."""
+    start = text.index("    for ")
+    around = '    for block in T.thread_binding(1, thread="blockIdx.x"):\n'
+    return text[:start] + around + "".join(f"    {line}\n" for line in text[start:].splitlines())
 
 
 def outcomes(nests: Sequence[Nest]) -> list[Outcome]:
@@ -115,13 +126,13 @@ def test_a_tile_that_is_used_in_the_iteration_before_is_no_copy_to_load_ahead() 
 
 
 TWO_TILES = ("near[i] = x[k, i]", "y[k, i] = near[i]", "near[i] = w[k, i]", "v[k, i] = near[7 - i]")
+TWO_LOOPS = nest(COPY, USE).text + loop_behind("near[i] = w[k, i]", "v[k, i] = near[7 - i]")
 
 
 def test_tiles_that_share_a_buffer_get_one_each() -> None:
     """The nests of tilelang's issues 3031 and 2309: two tiles an iteration, and two loops that share a tile."""
-    two_loops = nest(COPY, USE).text + loop_behind("near[i] = w[k, i]", "v[k, i] = near[7 - i]")
     before = nest(COPY, USE, before=("near[i] = T.float32(3)",)).text
-    texts = [nest(*TWO_TILES).text, two_loops, before]
+    texts = [nest(*TWO_TILES).text, TWO_LOOPS, before]
     nests = [Nest(3 * i + stages, text, (), stages) for i, text in enumerate(texts) for stages in (2, 3, 4)]
     assert {outcome.what for outcome in outcomes(nests)} == {"right"}
     for text in texts:
@@ -151,13 +162,106 @@ def test_a_value_that_passes_from_tile_to_tile_keeps_its_buffer(statements: Sequ
     assert sch.mod.script() == before
 
 
-def test_a_tile_that_is_read_behind_the_loop_is_refused_with_a_remedy() -> None:
-    """The nest of tilelang's issue 3039."""
-    with pytest.raises(IllegalPipeline, match="near outlives the loop") as caught:
-        pipeline_loop(*scheduled(nest(COPY, USE, behind=("z[i] = near[i]",))), 2)
-    assert "another buffer than near outside the loop" in caught.value.remedy
-    loaded_again = nest(COPY, USE, behind=("next[i] = x[5, i]", "z[i] = next[i]"), stages=2)
-    assert [outcome.what for outcome in outcomes([loaded_again])] == ["right"]
+READ_BEHIND = nest(COPY, USE, behind=("z[i] = near[7 - i]",)).text
+REWRITTEN = {  # by what a refusal names: the nest, and lists for its first loop
+    "separate_tiles(sch, loop, 'near')": [
+        (nest(*TWO_TILES).text, (0, 1, 0, 1), (0, 1, 2, 3)),
+        (TWO_LOOPS, (0, 1), (0, 1)),
+    ],
+    "keep_last_tile(sch, loop, 'near')": [
+        (READ_BEHIND, (0, 1), (0, 1)),
+        (nest(*TWO_TILES, behind=("z[i] = near[i]",)).text, (0, 1, 0, 1), (0, 1, 2, 3)),
+        (nest(COPY, USE).text + loop_behind("where lane < 4: near[i] = w[k, i]", "v[k, i] = near[i]"), (0, 1), (0, 1)),
+    ],
+}
+
+
+@pytest.mark.parametrize("call", REWRITTEN)
+def test_a_refusal_names_the_function_after_which_the_loop_is_pipelined(call: str) -> None:
+    """The nests of tilelang's issues 3031, 2309 and 3039; in short loops, too."""
+    nests = []
+    for text, stage, order in REWRITTEN[call]:
+        with pytest.raises(IllegalPipeline) as caught:
+            check_pipeline(*scheduled(Nest(0, text, (), 2)), stage, order)
+        assert caught.value.remedy.startswith(f"call {call}, or ")
+        for steps in (1, 2, 6):
+            short = text.replace("range(6)", f"range({steps})")
+            both = int("T.where" not in text)  # an odd number pipelines the second loop, too
+            hows = [(2, False), (3, False), (4, False), (2, False, stage, order)]
+            nests += [Nest(2 * (len(nests) + at) + both, short, (), *how) for at, how in enumerate(hows)]
+    assert not [outcome.text for outcome in outcomes(nests) if outcome.what != "right"]
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize("spread", ["threads", "ragged", "vectors"])
+def test_rewritten_loops_are_right_with_asynchronous_copies(spread: str, stages: int) -> None:
+    for text in (READ_BEHIND, nest(*TWO_TILES, behind=("z[i] = near[i]",)).text, TWO_LOOPS):
+        own = text.replace("7 - i", "i") if stages == 2 else text  # two stages of what other threads wrote: TVM errs
+        sch = Schedule(replace(nest(), text=in_one_block(own)).function)
+        for block in sch.get_child_blocks(sch.get_sblock("root")):
+            lanes = sch.get_loops(block)[-1]
+            if spread == "threads":
+                sch.bind(lanes, "threadIdx.x")
+            else:
+                outer, inner = sch.split(lanes, [None, 3 if spread == "ragged" else 4])
+                sch.bind(inner if spread == "ragged" else outer, "threadIdx.x")
+                if spread == "vectors" and sch.get(block).reads[0].source.scope() == "global":
+                    sch.vectorize(inner)
+        one = Nest(1, sch.mod["main"].script(), (), stages, async_copy=True)
+        assert [outcome.what for outcome in outcomes([one])] == ["right"]
+        assert emulated_outcome(one, Outcome(1, "right")) == Outcome(1, "right", emulated=True)
+        assert any(True for _ in annotated_loops(one.pipelined().mod, ASYNC))
+
+
+@pytest.mark.parametrize(
+    ("statements", "around", "reason"),
+    [
+        (("if step < 3: near[i] = x[k, i]", USE), {"behind": ("z[i] = near[i]",)}, "may read of it what it has not"),
+        (("where lane < 4: near[i] = x[k, i]", USE), {"before": ("near[i] = T.float32(1)",)}, "may read of it what"),
+        (
+            ("wide[k % 2, i] = x[k, i]", "y[k, i] = wide[k % 2, i]"),
+            {"behind": ("z[i] = wide[0, i]",)},
+            "other elements",
+        ),
+        ((COPY, USE), {}, "nothing outside"),
+        ((COPY, "z[i] = near[i]"), {}, "in shared memory or registers"),
+    ],
+)
+def test_a_tile_that_the_last_iteration_does_not_make_is_not_kept(
+    statements: Sequence[str], around: dict[str, Sequence[str]], reason: str
+) -> None:
+    sch, loop = scheduled(nest(*statements, **around))
+    buffer = "z" if "z[" in statements[1] else "wide" if "wide" in statements[0] else "near"
+    before = sch.mod.script()
+    with pytest.raises(IllegalPipeline, match=reason) as caught:
+        keep_last_tile(sch, loop, buffer)
+    assert caught.value.loop == "step"
+    assert buffer in caught.value.value
+    assert sch.mod.script() == before
+
+
+def test_tiles_that_cannot_be_separated_are_refused_with_the_reason() -> None:
+    for statements, behind, reason in (
+        ((COPY, USE), (), "nothing else uses it"),
+        ((COPY, USE), ("z[i] = near[i]",), r"outside the loop.*keep_last_tile\(sch, loop, 'near'\)"),
+        ((COPY, USE, "where lane < 4: near[i] = w[k, i]", "v[k, i] = near[i]"), (), "nothing else uses it"),
+    ):
+        with pytest.raises(IllegalPipeline, match=reason):
+            separate_tiles(*scheduled(nest(*statements, behind=behind)), "near")
+    for function in (separate_tiles, keep_last_tile):
+        sch, loop = scheduled(nest(COPY, USE, behind=("z[i] = near[i]",)))
+        for name in ("x", "far", ""):
+            with pytest.raises(IllegalPipeline, match="no such buffer") as caught:
+                function(sch, loop, name)
+            assert (caught.value.value, caught.value.limit) == (repr(name), "near | y")
+        with pytest.raises(IllegalPipeline, match="buffer"):
+            function(sch, loop, None)
+    sch, loop = scheduled(nest(COPY, USE, behind=("z[i] = near[i]",)))
+    keep_last_tile(sch, loop, "near")
+    pipeline_loop(sch, loop, 2)
+    with pytest.raises(IllegalPipeline, match="no entry for a copy of near"):
+        keep_last_tile(sch, loop, "near")
 
 
 def test_an_if_around_the_body_is_named() -> None:
