@@ -36,6 +36,7 @@ from tensorir_ladder.schedules.faces import takes_schedule
 from tensorir_ladder.schedules.inspection import FRAGMENT, SHARED_SCOPES
 from tensorir_ladder.schedules.isa import MMA, TF32, MmaInstruction
 from tensorir_ladder.schedules.recipes import BandwidthTile, Staging, WeightsTile
+from tensorir_ladder.schedules.stamps import Stamps
 from tensorir_ladder.schedules.tiles import TensorCoreTile, ThreadTile, WarpgroupTile, WarpTile
 from tensorir_ladder.schedules.workloads import Matmul
 
@@ -51,6 +52,7 @@ TILES: dict[type, tuple[Any, ...]] = {
     WeightsTile: (WeightsTile(1, 1, 1, (4, 1, 1), 8, 32), WeightsTile(2, 4, 1, (1, 1, 1), 16, 16, "columns")),
     MmaInstruction: (*MMA.values(), TF32),
     Planned: (Planned(), Planned(2, (True, False)), Planned(1, (True, True), True, (2, 1), True)),
+    Stamps: (Stamps(0), Stamps(3, 8)),
     Machine: (assumed_machine(Target({"kind": "cuda", "arch": "sm_90a"})),),
 }
 FOREIGN = (None, "matmul", 2.5, 0, -1, 33, 10**9, (), [], (0, 0), (33, 33), (1, 2, 3), {}, True, "32x32x16/4x4", b"x")
