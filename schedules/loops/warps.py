@@ -238,10 +238,18 @@ def add_slices(
     write-back would let it store to the next block's outputs. ``total`` is the block that sum_slices was given,
     ``grid`` the loop over block tiles, ``batches`` the number of batch loops. ``by_element``: lanes have neighbouring
     columns, for outputs whose rows are no whole vectors, which lanes would store a vector apart from each other.
-    Returns the write-back.
+    Returns the write-back. Raises IllegalSchedule for a ``total`` of other loops.
     """
     sch.reverse_compute_at(total, grid, preserve_unit_loops=True)
     part, *outer = loops_below(sch, total, grid)
+    if not 4 <= len(outer) - batches <= 5:
+        raise IllegalSchedule(
+            "a total of slices has rows and columns by groups and lanes",
+            block=block_name(sch, total),
+            value=f"{len(outer)} loops, {batches} of them of the batch",
+            limit="4 or 5 loops besides the batch's",
+            remedy="pass the block that sum_slices was given, and how many batch loops it has",
+        )
     batch, (row_group, lane_row, column_group, lane_column, *vector) = outer[:batches], outer[batches:]
     turns = [*batch, row_group, column_group]
     count = loop_extent(sch, row_group) * loop_extent(sch, column_group)
