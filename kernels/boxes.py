@@ -36,17 +36,21 @@ class Boxes:
 
     def __init__(
         self,
-        tensor_map: Var | None,
+        tensor_map: Var | tma.OneMatrix | None,
         product: WarpgroupProduct,
         results: Buffer,
         count: int,
         again: bool = False,
-        output: Buffer | None = None,
+        output: Buffer | tma.PlainMatrix | None = None,
     ) -> None:
         self.tensor_map, self.product, self.results, self.count = tensor_map, product, results, count
-        self.output, self.by_tma = output, tensor_map is not None
+        self.output, self.by_tma, self.again = output, tensor_map is not None, again
         self.meets_last = again and product.boxes % count != 0
         self.portions = product.boxes if self.by_tma else product.row_tiles * STRIPS
+
+    def of(self, maps: tma.Maps) -> Boxes:
+        """Return the same boxes for another output."""
+        return Boxes(maps.c_map, self.product, self.results, self.count, self.again, maps.c)
 
     def place(self, group: Expr, box: int) -> Expr:
         """Return the byte at which a warpgroup's ``box``-th results are collected."""
@@ -99,11 +103,15 @@ class Boxes:
 class LateResults:
     """A consumer's results of one tile, rounded to 16 bits, which leave in portions while it multiplies the next.
 
-    With ``boxes`` None there are none: results have left another way.
+    With ``boxes`` None there are none: results have left another way. Of a batch, ``matrices`` have the output, one
+    matrix of which a tile's results go to.
     """
 
-    def __init__(self, boxes: Boxes | None, consumer: Consumer) -> None:
+    def __init__(self, boxes: Boxes | None, consumer: Consumer, matrices: tma.Matrices | None = None) -> None:
         self.boxes, self.consumer, self.collects = boxes, consumer, boxes is not None
+        self.matrices = matrices
+        if matrices is not None:
+            self.matrix = T.local_scalar("int32")
         self.portions = 0 if boxes is None else boxes.portions
         self.packed = T.alloc_local((consumer.product.registers // 2,), "uint32")
         self.waiting = T.local_scalar("int32")
@@ -116,13 +124,17 @@ class LateResults:
         self.waiting = 0
         self.row = 0
         self.column = 0
+        if self.matrices is not None:
+            self.matrix = 0
 
     @T.inline
-    def keep(self, row, column, dtype):
-        """Emit the rounding of the consumer's sums, which belong to the output's (row, column)."""
+    def keep(self, row, column, dtype, matrix):
+        """Emit the rounding of the consumer's sums, which belong to the (row, column) of a batch's ``matrix``."""
         pack(self.consumer.sums, self.packed, dtype)
         self.row = row
         self.column = column
+        if self.matrices is not None:
+            self.matrix = matrix
 
     @T.inline
     def store(self, marks, portion):
@@ -132,8 +144,9 @@ class LateResults:
                 count = T.meta_var(self.portions)
                 here = T.meta_var(self.consumer.here)
                 marks.mark("box begins", portion - count, boxes=count)
-                self.boxes.store(
-                    self.packed, portion, self.row, self.column, self.consumer.number, here.warp, here.lane
+                boxes = T.meta_var(
+                    self.boxes if self.matrices is None else self.boxes.of(self.matrices.of(self.matrix))
                 )
+                boxes.store(self.packed, portion, self.row, self.column, self.consumer.number, here.warp, here.lane)
                 marks.mark("box stored", portion - count, boxes=count)
                 marks.mark("results stored", -1, only=portion == count - 1)

@@ -93,10 +93,13 @@ NOTHING = Job(0, 1, 0, 0, 0, 0)
 
 
 def padding(source: MatrixRows, target: MatrixRows, itemsize: int) -> Job:
-    """Describe the copy of a matrix to longer rows of its own, multiples of 16 bytes; between them is anything."""
+    """Describe the copy of a matrix to longer rows of its own, multiples of 16 bytes; between them is anything.
+
+    Or of a batch, of whose matrices each begins behind the last row of the one before, here and there.
+    """
     width = -(-source.columns * itemsize // (PIECE * UNIT)) * PIECE
     extent = source.extent(itemsize) // UNIT
-    return Job(source.rows, width, width, source.row_bytes // UNIT, target.row_bytes // UNIT, extent)
+    return Job(source.all_rows, width, width, source.row_bytes // UNIT, target.row_bytes // UNIT, extent)
 
 
 def cutting(source: MatrixRows, target: MatrixRows, itemsize: int) -> Job:

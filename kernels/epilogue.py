@@ -264,11 +264,19 @@ def store_pair(output, row, column, low, high, packed):
             T.ptx["st.global.b32"](output.ptr_to([row, column]), packed[0])
 
 
+def _store_at(output: Buffer | tma.PlainMatrix, place: list[Expr], value: Expr) -> None:
+    """Emit one element's store."""
+    if isinstance(output, tma.PlainMatrix):
+        T.buffer_store(output.batch, value, output.place(place))
+    else:
+        T.buffer_store(output, value, place)
+
+
 @T.inline
 def store_element(output, row, column, value):
     """Store one result where the output has that element."""
     if row < output.shape[0] and column < output.shape[1]:
-        output[row, column] = T.Cast(output.dtype, value)
+        _store_at(output, [row, column], T.Cast(output.dtype, value))
 
 
 @T.inline
@@ -292,7 +300,9 @@ def store_four(sums, first, output, row, column, aligned):
             store_element(output, row, column + i, sums[first + i])
 
 
-def store_sums(sums: Buffer, output: Buffer, place: Callable[[int], tuple[Expr, Expr]], aligned: bool = True) -> None:
+def store_sums(
+    sums: Buffer, output: Buffer | tma.PlainMatrix, place: Callable[[int], tuple[Expr, Expr]], aligned: bool = True
+) -> None:
     """Emit a thread's stores of its sums, the i-th at the output's ``place(i)``, less what is beyond its edges.
 
     Two neighbouring sums at once, where the output begins ``aligned`` and rows of an even number of columns are, too.
@@ -309,7 +319,7 @@ def store_sums(sums: Buffer, output: Buffer, place: Callable[[int], tuple[Expr, 
 def store_fragments(
     sums: Buffer,
     product: WarpgroupProduct,
-    output: Buffer,
+    output: Buffer | tma.PlainMatrix,
     row: Expr,
     column: Expr,
     warp: Expr,
@@ -342,7 +352,12 @@ class StagedRows(NamedTuple):
 
 
 def store_rows(
-    results: Expr, output: Buffer, corner: tuple[Expr, Expr], lane: Expr, first: Expr, rows: StagedRows
+    results: Expr,
+    output: Buffer | tma.PlainMatrix,
+    corner: tuple[Expr, Expr],
+    lane: Expr,
+    first: Expr,
+    rows: StagedRows,
 ) -> None:
     """Emit a warp's stores of ``rows`` from shared memory to the output, whose rows may have any length.
 

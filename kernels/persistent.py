@@ -14,7 +14,7 @@ from tensorir_ladder.kernels.fused_epilogue import without
 from tensorir_ladder.kernels.held import held_alone
 from tensorir_ladder.kernels.kernel_form import PLAIN_FORM, KernelForm
 from tensorir_ladder.kernels.partial_sums import PartialSums
-from tensorir_ladder.kernels.raster import ROWS_TOGETHER, grouped
+from tensorir_ladder.kernels.raster import ROWS_TOGETHER, grouped, of_batch
 from tensorir_ladder.kernels.residual import Residual, add_residual, load_residual
 from tensorir_ladder.kernels.ring import RingState, check_stages
 from tensorir_ladder.kernels.roles import (
@@ -58,6 +58,8 @@ def persistent(
     machine: Machine,
     blocks: int = 1,
     stream_k: bool = True,
+    batch: int = 1,
+    broadcast: str = "",
 ) -> tirx.PrimFunc:
     """``main(A, B, C, sums, flags)``: blocks that stay, and share all tiles' work out among themselves.
 
@@ -92,7 +94,8 @@ def persistent(
     :func:`kernels.warp_specialized.warp_specialized`: of B, or beside each other of A, and of any width. Stages, edges,
     results, ``bounded``, ``stamps`` and ``finish`` are as there.
 
-    Results, and ``columns``, are as in :func:`kernels.warp_specialized.warp_specialized`.
+    Results, ``columns``, ``batch`` and ``broadcast`` are as in :func:`kernels.warp_specialized.warp_specialized`; all
+    tiles of a batch are shared out among the blocks.
 
     With ``any_rows`` the kernel takes any number of rows, in a further parameter, and with it, as ``helpers`` and
     ``cut``, how the last wave is cut then (:func:`kernels.stream_k.plans_by_rows`): as many workers as the machine runs
@@ -101,7 +104,8 @@ def persistent(
     Raises
     ------
     IllegalWorkload, IllegalTile, IllegalPipeline : as there; IllegalTile also for a B tile that a cluster cannot share,
-        and for one with parts; IllegalWorkload for clusters with a residual or any number of rows.
+        and for one with parts; IllegalWorkload for clusters with a residual or any number of rows, and for a batch with
+        either.
     """
     tile.check_not_swapped()
     tile.check_whole()
@@ -120,6 +124,9 @@ def persistent(
     if total > 1 and (form.finish.residual or form.any_rows):
         what = "clusters add no residual, and take no number of rows but their own"
         raise IllegalWorkload(what, value=f"{total} blocks", remedy="take blocks on their own")
+    if batch > 1 and (form.finish.residual or form.any_rows):
+        what = "a batch has no residual, and a fixed number of rows"
+        raise IllegalWorkload(what, value=f"batch {batch}", remedy="multiply one by one")
     width = epilogue.stored_columns(problem, form.columns)
     by_tma = epilogue.can_store_by_tma(replace(problem, n=width), tile)
     in_boxes = problem.out_dtype in PTX_TYPES
@@ -132,12 +139,15 @@ def persistent(
     down, across = tile.cluster[0] * blocks, tile.cluster[1]
     box_rows = (*loaded_rows(product, across, down), WGMMA_ROWS if by_tma else None)
     widths = {"columns": width, "b_columns": product.b_columns, "c_columns": product.box_columns}
-    known = plan_for(problem, tile, machine, blocks, stream_k)
+    known = plan_for(problem, tile, machine, blocks, stream_k, batch)
     early = known.shortest if tile.leaves_late else 1  # k tiles beside which results leave
     tile_columns = -(-problem.n // (tile.block_n * across))
     if form.overlapped:
         tile_rows = -(-problem.m // (tile.block_m * down))
-        product = product.for_overlap(a_streams=tile_columns == 1, b_streams=tile_rows == 1 and not form.any_rows)
+        product = product.for_overlap(
+            a_streams=tile_columns == 1 and "A" not in broadcast,
+            b_streams=tile_rows == 1 and "B" not in broadcast and not form.any_rows,
+        )
     stages = max(FEWEST_STAGES, min(stages, known.k_tiles))
     pieces = most_pieces(problem, tile, machine) if form.any_rows else known.pieces
     room, again = pieces * total, form.any_rows or known.tiles > known.workers
@@ -169,7 +179,7 @@ def persistent(
     ):
         shared_sums = T.match_buffer(sums_ptr, (max(1, floats),), "float32", align=16)
         flags = T.match_buffer(flags_ptr, (max(1, room * tile.consumers),), "int32", align=4)
-        matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), box_rows, **widths)
+        matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), box_rows, batch, broadcast=broadcast, **widths)
         bias = T.meta_var(form.finish.bind(bias_ptr, width, second_ptr))
         added = T.meta_var(residual.bind(residual_ptr) if form.finish.residual else None)
         log.bind()
@@ -182,7 +192,9 @@ def persistent(
         shared.begin(here)
         if form.overlapped:
             begin_after_last(form.next_at_once)
-        high = T.meta_var(TileRows(rows, tile.block_m).count if form.any_rows else known.tiles // tile_columns)
+        high = T.meta_var(
+            TileRows(rows, tile.block_m).count if form.any_rows else known.tiles // (batch * tile_columns)
+        )
         plan = T.meta_var(
             known_at_run_time(known, workers, high * tile_columns, helpers, cut) if form.any_rows else known
         )
@@ -194,7 +206,9 @@ def persistent(
                 fill = RingState(stages, 1)  # 1: the ring's first turn waits for nobody
                 loads = T.meta_var(log.role("producer", here.number, counts=True))
                 while work.tile < plan.tiles:
-                    place = T.meta_var(grouped(work.tile, high, tile_columns, max(1, ROWS_TOGETHER // down)))
+                    which = T.meta_var(of_batch(work.tile, high * tile_columns, batch))
+                    maps = T.meta_var(matrices.of(held_alone("held_matrix", which[0], form.overlapped and batch > 1)))
+                    place = T.meta_var(grouped(which[1], high, tile_columns, max(1, ROWS_TOGETHER // down)))
                     row: T.let = (place[0] * down + here.below) * tile.block_m
                     column: T.let = (place[1] * across + here.beside) * tile.block_n
                     own_row = T.meta_var(held_alone("held_row", row, form.overlapped))
@@ -203,7 +217,7 @@ def persistent(
                         loads.wait("empty", shared.empty, fill, k_tile, "producer")
                         corner = T.meta_var((own_row, own_column, (work.first + k_tile) * tile.block_k))
                         sharing = T.meta_var((here.of_its_rows, here.of_its_columns))
-                        load_together(product, matrices, corner, shared, fill.stage, k_tile, *sharing)
+                        load_together(product, maps, corner, shared, fill.stage, k_tile, *sharing)
                         loads.mark("load issued", k_tile)
                         fill.advance()
                     if form.finish.residual:
@@ -220,7 +234,7 @@ def persistent(
             marks = T.meta_var(log.role("consumer 0", here.number, mine.number, own == 0, counts=True))
             leaving = T.meta_var((matrices.c_map, product, shared.results, count, again, matrices.c))
             boxes = T.meta_var(Boxes(*leaving) if in_boxes else None)
-            late = LateResults(boxes, mine)
+            late = LateResults(boxes, mine, matrices if batch > 1 else None)
 
             @T.inline
             def add(piece):
@@ -235,7 +249,8 @@ def persistent(
 
             while work.tile < plan.tiles:
                 marks.mark("piece begins")
-                place = T.meta_var(grouped(work.tile, high, tile_columns, max(1, ROWS_TOGETHER // down)))
+                which = T.meta_var(of_batch(work.tile, high * tile_columns, batch))
+                place = T.meta_var(grouped(which[1], high, tile_columns, max(1, ROWS_TOGETHER // down)))
                 row: T.let = (place[0] * down + here.below) * tile.block_m + mine.row
                 column: T.let = (place[1] * across + here.beside) * tile.block_n + mine.column
                 for k_tile in T.unroll(early):  # beside these the piece before stores its results, a box each
@@ -258,7 +273,7 @@ def persistent(
                     marks.mark("epilogue begins")
                     form.finish.apply(bias, mine.sums, product, column, here.lane)
                     if in_boxes:
-                        late.keep(row, column, problem.out_dtype)  # they leave beside the next piece
+                        late.keep(row, column, problem.out_dtype, which[0])  # they leave beside the next piece
                         if form.finish.residual:
                             add_residual(residual, late.packed, mine, marks, work.count)
                         if not tile.leaves_late:
@@ -267,7 +282,8 @@ def persistent(
                             late.waiting = 0
                     else:
                         corner = T.meta_var((row, column, here.warp, here.lane))
-                        epilogue.store_fragments(mine.sums, product, matrices.c, *corner, aligned=not form.columns)
+                        output = T.meta_var(matrices.of(which[0]).c)
+                        epilogue.store_fragments(mine.sums, product, output, *corner, aligned=not form.columns)
                     marks.mark("sums free")
                     marks.mark("results stored", only=not in_boxes)
                 marks.advance(work.count)

@@ -8,6 +8,11 @@ from tvm.ir import Expr
 ROWS_TOGETHER = 16  # rows of tiles that blocks take side by side, those of a cluster counted
 
 
+def of_batch(tile: Expr, tiles: int, batch: int) -> tuple[Expr, Expr]:
+    """Which product of a batch a tile belongs to, and its number there: the products' ``tiles`` follow each other."""
+    return (0, tile) if batch == 1 else (tile // tiles, tile % tiles)
+
+
 def grouped(block: Expr, rows: int | Expr, columns: int, group: int = ROWS_TOGETHER) -> tuple[Expr, Expr]:
     """Row and column of a block's tile: down ``group`` rows of tiles, then to the next column.
 

@@ -139,13 +139,15 @@ def plan_stream_k(
     return cut_at(cut) if cycles(cut) < WORTHWHILE * stream_k_cycles(plan, block, rates) else plan
 
 
-def plan_for(problem: Matmul, tile: RoleTile, machine: Machine, blocks: int = 1, cuts: bool = True) -> StreamKPlan:
-    """Plan a product with a tile; workers are clusters of ``blocks`` along rows, or those of the tile.
+def plan_for(
+    problem: Matmul, tile: RoleTile, machine: Machine, blocks: int = 1, cuts: bool = True, batch: int = 1
+) -> StreamKPlan:
+    """Plan a batch of a product with a tile; workers are clusters of ``blocks`` along rows, or those of the tile.
 
     Results of a piece leave beside the first k tiles of the next, a box each: no piece has fewer.
     """
     down, across = tile.cluster[0] * blocks, tile.cluster[1]
-    tiles = -(-problem.m // (tile.block_m * down)) * -(-problem.n // (tile.block_n * across))
+    tiles = batch * -(-problem.m // (tile.block_m * down)) * -(-problem.n // (tile.block_n * across))
     k_tiles = -(-problem.k // tile.block_k)
     boxes = max(1, tile.group_m // WGMMA_ROWS * -(-tile.group_n // PANEL))
     workers, shortest = machine.multiprocessors // (down * across), min(boxes, k_tiles)

@@ -13,7 +13,7 @@ from tensorir_ladder.kernels.epilogue import EIGHT
 from tensorir_ladder.kernels.fused_epilogue import without
 from tensorir_ladder.kernels.held import held
 from tensorir_ladder.kernels.kernel_form import PLAIN_FORM, KernelForm
-from tensorir_ladder.kernels.raster import ROWS_TOGETHER, grouped
+from tensorir_ladder.kernels.raster import ROWS_TOGETHER, grouped, of_batch
 from tensorir_ladder.kernels.ring import RingState, check_stages
 from tensorir_ladder.kernels.roles import (
     FEWEST_STAGES,
@@ -57,6 +57,9 @@ def swapped(
     tile: SwappedTile,
     stages: int,
     form: KernelForm = PLAIN_FORM,
+    *,
+    batch: int = 1,
+    broadcast: str = "",
 ) -> tirx.PrimFunc:
     """``main(A, B, C)``: each cluster multiplies one output tile as Cᵀ = Bᵀ · Aᵀ, its blocks a part of the reduction.
 
@@ -82,6 +85,8 @@ def swapped(
     Blocks are small: a multiprocessor holds several (:meth:`kernels.tiles.SwappedTile.resident`), whose loads are on
     their way together.
 
+    ``batch`` and ``broadcast`` are as in :func:`kernels.warp_specialized.warp_specialized`.
+
     Of ``form``, ``overlapped`` and ``next_at_once`` are as in :func:`kernels.persistent.persistent`; ``bounded``,
     ``stamps``, ``finish`` and ``columns`` as in :func:`kernels.warp_specialized.warp_specialized`. Results of 16 bits
     and rows of multiples of 16 bytes leave by TMA, others of 16 bits row by row, all others, and those of parts, from
@@ -105,7 +110,10 @@ def swapped(
     cluster_rows, cluster_columns = -(-tile_rows // down), -(-tile_columns // across)
     check_parts(parts, k_tiles)
     if form.overlapped:
-        product = product.for_overlap(a_streams=cluster_rows == 1, b_streams=cluster_columns == 1)  # its A is B
+        product = product.for_overlap(  # its A is B
+            a_streams=cluster_rows == 1 and "B" not in broadcast,
+            b_streams=cluster_columns == 1 and "A" not in broadcast,
+        )
     load_rows = loaded_rows(product, down, across)
     width, in_boxes = epilogue.stored_columns(problem, form.columns), problem.out_dtype in PTX_TYPES
     by_tma = in_boxes and tma.rows_fit(width, problem.out_dtype) and parts == 1
@@ -119,15 +127,16 @@ def swapped(
     @T.prim_func
     def main(A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle, bias_ptr: T.handle, second_ptr: T.handle):
         boxes_of = T.meta_var((*load_rows[::-1], tile.group_m if by_tma else None))
-        matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), boxes_of, columns=width)
-        maps = T.meta_var(Maps(matrices.b_map, matrices.a_map, matrices.c_map))
+        matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), boxes_of, batch, columns=width, broadcast=broadcast)
         bias = T.meta_var(form.finish.bind(bias_ptr, width, second_ptr))
         log.bind()
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": resident})
         shared_by = T.meta_var(down * across)
-        blocks = T.meta_var(cluster_rows * cluster_columns * shared_by * parts)
-        here = RoleBlock(blocks, tile.consumers, shared_by, across, form.overlapped, parts=parts)
+        clusters = T.meta_var(cluster_rows * cluster_columns)
+        here = RoleBlock(
+            batch * clusters * shared_by * parts, tile.consumers, shared_by, across, form.overlapped, parts=parts
+        )
         cluster = ClusterSums(tile, here, exchanged=True)
         pool = T.SMEMPool()
         shared = SharedRing(pool, stages, product.stage_bytes, tile.consumers, form.bounded, tile.result_bytes, in_ring)
@@ -135,8 +144,10 @@ def swapped(
         shared.begin(here)
         if form.overlapped:
             begin_after_last(form.next_at_once)
-        number = T.meta_var(here.number // (parts * shared_by))
-        place = T.meta_var(grouped(number, cluster_rows, cluster_columns, max(1, ROWS_TOGETHER // down)))
+        which = T.meta_var(of_batch(here.number // (parts * shared_by), clusters, batch))
+        one = T.meta_var(matrices.of(held("held_matrix", which[0], form.overlapped and batch > 1)))
+        maps = T.meta_var(Maps(one.b_map, one.a_map, one.c_map, one.c))
+        place = T.meta_var(grouped(which[1], cluster_rows, cluster_columns, max(1, ROWS_TOGETHER // down)))
         row: T.let = (place[0] * down + here.below) * tile.block_m
         column: T.let = (place[1] * across + here.beside) * tile.block_n
         tile_corner = T.meta_var((held("held_row", row, form.overlapped), held("held_column", column, form.overlapped)))
@@ -174,7 +185,7 @@ def swapped(
             marks.mark("mma retired", share.k_tiles - 1)
             marks.mark("epilogue begins")
             if parts > 1:
-                cluster.store(mine, shared.results, matrices.c, tile_corner, form.finish, bias, not form.columns)
+                cluster.store(mine, shared.results, maps.c, tile_corner, form.finish, bias, not form.columns)
             else:
                 # A warpgroup's rows are columns of the output.
                 corner = T.meta_var((tile_corner[0] + mine.column, tile_corner[1] + mine.row))
@@ -194,13 +205,13 @@ def swapped(
                         await_consumers(tile.consumers)
                         sharing = T.meta_var((WARPS * tile.consumers, WARPS * mine.number + here.warp, here.lane))
                         behind = T.meta_var((corner[0], tile_corner[1]))
-                        _store_rows(product, tile.consumers, shared.results, 0, matrices.c, behind, *sharing)
+                        _store_rows(product, tile.consumers, shared.results, 0, maps.c, behind, *sharing)
                     else:
                         T.cuda.warpgroup_sync(1 + mine.number)
                         sharing = T.meta_var((WARPS, here.warp, here.lane))
-                        _store_rows(product, 1, shared.results, results, matrices.c, corner, *sharing)
+                        _store_rows(product, 1, shared.results, results, maps.c, corner, *sharing)
                 else:
-                    _store_elements(mine.sums, product, matrices.c, *corner, here.warp, here.lane)
+                    _store_elements(mine.sums, product, maps.c, *corner, here.warp, here.lane)
             marks.mark("results stored", together=True)
         end_together(here)
         log.clocks("end", here.number, here.thread == 0, together=True)
@@ -210,18 +221,18 @@ def swapped(
     return made.with_attr(OVERLAPS, True) if form.overlapped else made
 
 
-def fits_at_once(problem: Matmul, tile: SwappedTile, machine: Machine) -> bool:
+def fits_at_once(problem: Matmul, tile: SwappedTile, machine: Machine, batch: int = 1) -> bool:
     """Tell whether each multiprocessor has one block at most."""
-    return _blocks(problem, tile) <= _places(machine, tile.cluster_size)
+    return batch * _blocks(problem, tile) <= _places(machine, tile.cluster_size)
 
 
-def fits_beside(problem: Matmul, tile: SwappedTile, stages: int, machine: Machine) -> bool:
+def fits_beside(problem: Matmul, tile: SwappedTile, stages: int, machine: Machine, batch: int = 1) -> bool:
     """Tell whether each multiprocessor has one block at most, and room for another: the next launch may begin at once.
 
     Else blocks that begin early take places beside the last kernel's, unevenly, which costs more than to begin late.
     """
     resident = tile.resident(dtype_bytes(problem.dtype), _stages_of(problem, tile, stages))
-    return fits_at_once(problem, tile, machine) and resident > 1
+    return fits_at_once(problem, tile, machine, batch) and resident > 1
 
 
 def _stages_of(problem: Matmul, tile: SwappedTile, stages: int) -> int:
@@ -287,7 +298,7 @@ def _store_rows(
     warpgroups: int,
     source: Buffer,
     first: Expr,
-    output: Buffer,
+    output: Buffer | tma.PlainMatrix,
     corner: tuple[Expr, Expr],
     warps: int,
     warp: Expr,
@@ -302,7 +313,13 @@ def _store_rows(
 
 
 def _store_elements(
-    sums: Buffer, product: WarpgroupProduct, output: Buffer, row: Expr, column: Expr, warp: Expr, lane: Expr
+    sums: Buffer,
+    product: WarpgroupProduct,
+    output: Buffer | tma.PlainMatrix,
+    row: Expr,
+    column: Expr,
+    warp: Expr,
+    lane: Expr,
 ) -> None:
     """Emit each thread's stores of its sums to the output's (row, column), one at a time: neighbours are rows apart."""
     for register in range(product.registers):

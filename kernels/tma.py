@@ -9,6 +9,7 @@ zeros on loads and left out on stores. Source: CUDA driver API, cuTensorMapEncod
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tvm.ir import Expr
@@ -30,7 +31,7 @@ from tensorir_ladder.schedules.isa import (
 )
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.memory.tensor_maps import encode_tensor_map
-from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.schedules.workloads import MAX_ELEMENTS, Matmul
 
 ALIGNING_STEP = "take step 10, which copies such rows to aligned ones first"
 HINTED = ".L2::cache_hint"
@@ -105,12 +106,44 @@ class Edged(NamedTuple):
         return Edged(whole, OneMatrix(self.edge, number))
 
 
+class PlainMatrix(NamedTuple):
+    """One matrix of a batch that is reached by its address, for stores that take a matrix's buffer as well."""
+
+    batch: Buffer
+    number: Expr
+
+    @property
+    def shape(self) -> tuple[Expr, ...]:
+        """Rows and columns."""
+        return tuple(self.batch.shape)[1:]
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of an element."""
+        return self.batch.dtype
+
+    def place(self, indices: Sequence[Expr]) -> list[Expr]:
+        """Return the indices of an element in the batch, of 64 bits where its elements are more than 31 can count."""
+        large = 2 * math.prod(map(int, self.batch.shape)) >= MAX_ELEMENTS  # with places beyond the edges
+        return [T.Cast("int64", self.number) if large else self.number, *indices]
+
+    def ptr_to(self, indices: Sequence[Expr]) -> Expr:
+        """Return the address of an element."""
+        return self.batch.ptr_to(self.place(indices))
+
+
+def one_matrix(matrix: Buffer, number: Expr) -> Buffer | PlainMatrix:
+    """Return one matrix of a batch, or the matrix itself where it is none of a batch."""
+    return matrix if len(matrix.shape) == 2 else PlainMatrix(matrix, number)
+
+
 class Maps(NamedTuple):
-    """The maps of A, B and C."""
+    """The maps of A, B and C, and C itself."""
 
     a_map: Var | OneMatrix
     b_map: Var | OneMatrix | Edged
-    c_map: Var | OneMatrix
+    c_map: Var | OneMatrix | None
+    c: Buffer | PlainMatrix
 
 
 class Multicast(NamedTuple):
@@ -138,9 +171,9 @@ class Matrices:
     """A kernel's operands and output, and their tensor maps; emit it before ``T.device_entry()``.
 
     ``pointers`` are the kernel's parameters, ``rows`` those of a TMA box of A, B and C; None leaves out C's map. Each
-    is a ``batch`` of matrices if that is not 1. C may have fewer ``columns`` than the product. ``b_columns`` are the
-    columns of B, stored [k, n], that a tile has: more maps where they are no whole panels of 64 (:class:`Edged`).
-    ``c_columns`` are those of C's boxes.
+    is a ``batch`` of matrices if that is not 1, except what is ``broadcast``, "A" or "B", over all products. C may
+    have fewer ``columns`` than the product. ``b_columns`` are the columns of B, stored [k, n], that a tile has: more
+    maps where they are no whole panels of 64 (:class:`Edged`). ``c_columns`` are those of C's boxes.
     """
 
     def __init__(
@@ -152,15 +185,15 @@ class Matrices:
         columns: int = 0,
         b_columns: int = PANEL,
         c_columns: int = PANEL,
+        broadcast: str = "",
     ) -> None:
         shapes = ((problem.m, problem.k), problem.b_shape, (problem.m, columns or problem.n))
         dtypes = (problem.dtype, problem.dtype, problem.out_dtype)
-        matched = [
-            T.match_buffer(pointer, shape if batch == 1 else (batch, *shape), dtype, align=TMA_STRIDE_BYTES)
-            for pointer, shape, dtype in zip(pointers, shapes, dtypes)
-        ]
-        for name, matrix in zip("ABC", matched):
-            IRBuilder.name(name, matrix)
+        matched = []
+        for name, pointer, shape, dtype in zip("ABC", pointers, shapes, dtypes):
+            whole = shape if batch == 1 or name in broadcast else (batch, *shape)
+            matched.append(T.match_buffer(pointer, whole, dtype, align=TMA_STRIDE_BYTES))
+            IRBuilder.name(name, matched[-1])
         self.a, self.b, self.c = matched
         self.a_map = encode_map("a_map", self.a, rows[0])
         whole = encode_map("b_map", self.b, rows[1]) if b_columns >= PANEL else None
@@ -169,9 +202,16 @@ class Matrices:
         self.c_map = None if rows[2] is None else encode_map("c_map", self.c, rows[2], c_columns)
 
     def of(self, number: Expr) -> Maps:
-        """Return the maps of one product of the batch, whose results leave by TMA."""
-        maps = self.a_map, self.b_map, self.c_map
-        return Maps(*(each.of(number) if isinstance(each, Edged) else OneMatrix(each, number) for each in maps))
+        """Return the maps, and the output, of one product of the batch; of no batch these are as they were."""
+        maps = [
+            tensor_map if tensor_map is None or len(matrix.shape) == 2 else _one(tensor_map, number)
+            for matrix, tensor_map in ((self.a, self.a_map), (self.b, self.b_map), (self.c, self.c_map))
+        ]
+        return Maps(*maps, one_matrix(self.c, number))
+
+
+def _one(tensor_map: Var | Edged, number: Expr) -> OneMatrix | Edged:
+    return tensor_map.of(number) if isinstance(tensor_map, Edged) else OneMatrix(tensor_map, number)
 
 
 def elected() -> Expr:

@@ -20,10 +20,11 @@ from tvm.tirx import Buffer
 from tensorir_ladder.kernels import epilogue
 from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue, without
 from tensorir_ladder.kernels.panels import TmaPanels
-from tensorir_ladder.kernels.raster import grouped
+from tensorir_ladder.kernels.raster import grouped, of_batch
 from tensorir_ladder.kernels.roles import OVERLAPS, begin_after_last
 from tensorir_ladder.kernels.short_stack import on_a_short_stack
 from tensorir_ladder.kernels.tiles import BLOCK_REGISTERS, INSTRUCTION_REGISTERS, MOST_RESIDENT, HopperTile
+from tensorir_ladder.kernels.tma import PlainMatrix, one_matrix
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
 from tensorir_ladder.schedules.errors import IllegalTile, IllegalWorkload
 from tensorir_ladder.schedules.isa import PANEL, PTX_TYPES, SHARED_KIB, WARP, WARPGROUP, WGMMA_ROWS
@@ -148,7 +149,13 @@ __forceinline__ __device__ void {name}(
 
 @on_a_short_stack
 def unaligned(
-    problem: Matmul, tile: HopperTile, *, overlapped: bool = False, finish: Epilogue = PLAIN
+    problem: Matmul,
+    tile: HopperTile,
+    *,
+    overlapped: bool = False,
+    finish: Epilogue = PLAIN,
+    batch: int = 1,
+    broadcast: str = "",
 ) -> tirx.PrimFunc:
     """``main(A, B, C)``: each block multiplies one output tile, its whole reduction at once; rows may have any length.
 
@@ -170,7 +177,8 @@ def unaligned(
 
     ``overlapped`` blocks begin while the kernel before in the stream still runs, and let the next one's begin at once
     (:func:`kernels.roles.begin_after_last`). ``finish`` is done to the sums, the bias of as many elements as C has
-    columns.
+    columns. ``batch`` and ``broadcast`` are as in :func:`kernels.warp_specialized.warp_specialized`; the matrices of a
+    batch follow each other without gaps.
 
     Raises
     ------
@@ -211,7 +219,10 @@ def unaligned(
     sharing, groups_n, multiplying = Sharing.of(product, tile), tile.warpgroups[1], tile.threads_per_block // WARPGROUP
     threads = sharing.threads
     staged = problem.out_dtype in PTX_TYPES
-    shapes = matrices_of(problem)
+    shapes = [
+        shape if batch == 1 or name in broadcast else (batch, *shape)
+        for name, shape in zip("ABC", matrices_of(problem))
+    ]
     dtypes = (problem.dtype, problem.dtype, problem.out_dtype)
 
     @T.prim_func
@@ -225,7 +236,7 @@ def unaligned(
         bias = T.meta_var(finish.bind(bias_ptr, problem.n))
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": resident(tile, sharing)})
-        block = T.cta_id([tile_rows * tile_columns])
+        block = T.cta_id([batch * tile_rows * tile_columns])
         warpgroup = T.warpgroup_id([threads // WARPGROUP])
         warp = T.warp_id_in_wg([4])
         lane = T.lane_id([32])
@@ -234,7 +245,11 @@ def unaligned(
         memory = pool.alloc((shared_bytes(tile),), "uint8", align=1024)
         pool.commit()
         sums = T.alloc_local((product.registers,), "float32")
-        place = T.meta_var(grouped(block, tile_rows, tile_columns))
+        which = T.meta_var(of_batch(block, tile_rows * tile_columns, batch))
+        a_one = T.meta_var(one_matrix(a_matrix, which[0]))
+        b_one = T.meta_var(one_matrix(b_matrix, which[0]))
+        c_one = T.meta_var(one_matrix(c_matrix, which[0]))
+        place = T.meta_var(grouped(which[1], tile_rows, tile_columns))
         row: T.let = place[0] * tile.block_m
         column: T.let = place[1] * tile.block_n
         group_row: T.let = warpgroup // groups_n * tile.group_m
@@ -243,7 +258,7 @@ def unaligned(
         b: T.let = product.b.descriptor(memory.ptr_to([product.a.bytes + product.b.extent_offset(group_column)]))
         if overlapped:
             begin_after_last(True)
-        _load(product, sharing, (a_matrix, b_matrix), memory, thread, (row, column))
+        _load(product, sharing, (a_one, b_one), memory, thread, (row, column))
         T.ptx.fence.proxy.async_.shared__cta()  # wgmma reads by another proxy than threads write by
         T.cuda.cta_sync()
         if warpgroup < multiplying:
@@ -256,10 +271,10 @@ def unaligned(
                 first = T.meta_var(warpgroup * product.result_bytes)
                 epilogue.collect(sums, product, problem.out_dtype, memory, first, warp, lane)
             else:
-                epilogue.store_fragments(sums, product, c_matrix, *corner, warp, lane, aligned=False)
+                epilogue.store_fragments(sums, product, c_one, *corner, warp, lane, aligned=False)
         if staged:
             T.cuda.cta_sync()
-            _store(product, tile, memory, c_matrix, (row, column), (warpgroup * 4 + warp, lane), threads)
+            _store(product, tile, memory, c_one, (row, column), (warpgroup * 4 + warp, lane), threads)
 
     made = main if finish.bias else without(main, "bias_ptr")
     return made.with_attr(OVERLAPS, True) if overlapped else made
@@ -359,7 +374,7 @@ def _await_all_read(warpgroups: int) -> None:
 def _load(
     product: WarpgroupProduct,
     sharing: Sharing,
-    matrices: tuple[Buffer, Buffer],
+    matrices: tuple[Buffer | PlainMatrix, Buffer | PlainMatrix],
     into: Buffer,
     thread: Expr,
     corner: tuple[Expr, Expr],
@@ -393,7 +408,7 @@ def _store(
     product: WarpgroupProduct,
     tile: HopperTile,
     memory: Buffer,
-    output: Buffer,
+    output: Buffer | PlainMatrix,
     corner: tuple[Expr, Expr],
     place: tuple[Expr, Expr],
     threads: int,

@@ -14,7 +14,7 @@ from tensorir_ladder.kernels.codegen.launch_plan import ROWS_PARAMETER
 from tensorir_ladder.kernels.fused_epilogue import without
 from tensorir_ladder.kernels.held import held
 from tensorir_ladder.kernels.kernel_form import PLAIN_FORM, KernelForm
-from tensorir_ladder.kernels.raster import ROWS_TOGETHER, grouped
+from tensorir_ladder.kernels.raster import ROWS_TOGETHER, grouped, of_batch
 from tensorir_ladder.kernels.residual import Residual, add_residual, load_residual
 from tensorir_ladder.kernels.ring import RingState, check_stages
 from tensorir_ladder.kernels.roles import (
@@ -56,6 +56,7 @@ def warp_specialized(
     form: KernelForm = PLAIN_FORM,
     *,
     batch: int = 1,
+    broadcast: str = "",
 ) -> tirx.PrimFunc:
     """``main(A, B, C)``: each block multiplies one output tile; one of its warpgroups loads, the others multiply.
 
@@ -74,7 +75,8 @@ def warp_specialized(
     k tile's wgmma in flight. ``form`` is a :class:`kernels.kernel_form.KernelForm`. Edges, results, and of the form
     ``bounded``, ``stamps`` and ``finish`` are as in
     :func:`kernels.tma_ring.tma_ring`. A ``batch`` above 1 is as many products, and all buffers have it as their first
-    dimension, except the bias, which is that of all; tensor maps of three dimensions keep a tile within its product.
+    dimension, except the bias, which is that of all, and operands that are ``broadcast``, "A" or "B", over products;
+    tensor maps of three dimensions keep a tile within its product.
 
     Where stages leave results no room of their own, they lie in the ring's memory once all consumers have read it.
 
@@ -99,8 +101,9 @@ def warp_specialized(
     Raises
     ------
     IllegalWorkload, IllegalTile, IllegalPipeline : as there, for stages below 2 or above 8; IllegalWorkload for a
-        batch whose results cannot leave by TMA, for clusters with a batch, a residual or any number of rows, and for
-        more ``columns`` than the product has; IllegalTile also for more parts than k tiles.
+        batch with a residual or any number of rows, for clusters with either, for any number of rows whose results
+        cannot leave by TMA, and for more ``columns`` than the product has; IllegalTile also for more parts than k
+        tiles.
     """
     tile.check_not_swapped()
     epilogue.check_taken(problem)
@@ -108,15 +111,15 @@ def warp_specialized(
     (down, across), blocks = tile.cluster if isinstance(tile, ClusterTile) else (1, 1), tile.shared_by
     check_stages(stages, FEWEST_STAGES, MOST_STAGES if blocks == 1 else MOST_SHARED_STAGES)
     product, parts = WarpgroupProduct.of(problem, tile), tile.parts
-    if tile.cluster_size > 1 and (batch > 1 or form.finish.residual or form.any_rows):
-        what = "clusters multiply one product, add no residual, and take no number of rows but their own"
+    if tile.cluster_size > 1 and (form.finish.residual or form.any_rows):
+        what = "clusters add no residual, and take no number of rows but their own"
         raise IllegalWorkload(what, value=f"{tile.cluster_size} blocks", remedy="take blocks on their own")
     width = epilogue.stored_columns(problem, form.columns)
     by_tma = epilogue.can_store_by_tma(replace(problem, n=width), tile) and parts == 1
     in_boxes = problem.out_dtype in PTX_TYPES
-    if (batch > 1 or form.any_rows) and not by_tma:
+    if form.any_rows and not by_tma:
         raise IllegalWorkload(
-            "results of a batch, or of any number of rows, leave by TMA alone",
+            "results of any number of rows leave by TMA alone",
             value=f"rows of {width} of {problem.out_dtype}",
             limit="16-bit results, rows of multiples of 16 bytes",
             remedy="give 16-bit results and pad rows, or do without",
@@ -136,7 +139,10 @@ def warp_specialized(
     tile_rows, tile_columns = -(-tile_rows // down), -(-tile_columns // across)  # of clusters, where there are some
     tiles = tile_rows * tile_columns
     if form.overlapped:
-        product = product.for_overlap(a_streams=tile_columns == 1, b_streams=tile_rows == 1 and not form.any_rows)
+        product = product.for_overlap(
+            a_streams=tile_columns == 1 and "A" not in broadcast,
+            b_streams=tile_rows == 1 and "B" not in broadcast and not form.any_rows,
+        )
     load_rows = loaded_rows(product, across, down)
     widths = {"columns": width, "b_columns": product.b_columns, "c_columns": product.box_columns}
     stages = max(FEWEST_STAGES, min(stages, k_tiles))
@@ -159,7 +165,7 @@ def warp_specialized(
         residual_ptr: T.handle,
     ):
         boxes_of = T.meta_var((*load_rows, WGMMA_ROWS if by_tma else None))
-        matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), boxes_of, batch, **widths)
+        matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), boxes_of, batch, broadcast=broadcast, **widths)
         bias = T.meta_var(form.finish.bind(bias_ptr, width, second_ptr))
         added = T.meta_var(residual.bind(residual_ptr) if form.finish.residual else None)
         log.bind()
@@ -173,10 +179,10 @@ def warp_specialized(
         shared.begin(here)
         if form.overlapped:
             begin_after_last(form.next_at_once)
-        maps = T.meta_var(matrices if batch == 1 else matrices.of(here.number // tiles))
-        within = T.meta_var(here.number // (blocks * parts) if batch == 1 else here.number % tiles)
+        which = T.meta_var(of_batch(here.number // (blocks * parts), tiles, batch))
+        maps = T.meta_var(matrices.of(held("held_matrix", which[0], form.overlapped and batch > 1)))
         high = T.meta_var((rows + (tile.block_m - 1)) // tile.block_m if form.any_rows else tile_rows)
-        place = T.meta_var(grouped(within, high, tile_columns, max(1, ROWS_TOGETHER // down)))
+        place = T.meta_var(grouped(which[1], high, tile_columns, max(1, ROWS_TOGETHER // down)))
         row: T.let = (place[0] * down + here.below) * tile.block_m
         column: T.let = (place[1] * across + here.beside) * tile.block_n
         tile_corner = T.meta_var((held("held_row", row, form.overlapped), held("held_column", column, form.overlapped)))
@@ -216,13 +222,13 @@ def warp_specialized(
             marks.mark("mma retired", share.k_tiles - 1)
             marks.mark("epilogue begins")
             if parts > 1:
-                cluster.store(mine, shared.results, matrices.c, tile_corner, form.finish, bias, not form.columns)
+                cluster.store(mine, shared.results, maps.c, tile_corner, form.finish, bias, not form.columns)
             else:
                 corner = T.meta_var((tile_corner[0] + mine.row, tile_corner[1] + mine.column))
                 form.finish.apply(bias, mine.sums, product, corner[1], here.lane)
                 if in_boxes:
                     packed = T.alloc_local((product.registers // 2,), "uint32")
-                    boxes = Boxes(maps.c_map, product, shared.results, RESULT_BOXES, output=matrices.c)
+                    boxes = Boxes(maps.c_map, product, shared.results, RESULT_BOXES, output=maps.c)
                     epilogue.pack(mine.sums, packed, problem.out_dtype)
                     if form.finish.residual:
                         add_residual(residual, packed, mine, marks, k_tiles)
@@ -236,7 +242,7 @@ def warp_specialized(
                     boxes.finish(here)
                 else:
                     lane = T.meta_var((here.warp, here.lane))
-                    epilogue.store_fragments(mine.sums, product, matrices.c, *corner, *lane, aligned=not form.columns)
+                    epilogue.store_fragments(mine.sums, product, maps.c, *corner, *lane, aligned=not form.columns)
             marks.mark("results stored", together=True)
         end_together(here)
         log.clocks("end", here.number, here.thread == 0, together=True)

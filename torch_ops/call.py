@@ -27,14 +27,16 @@ def matmul(
 ) -> torch.Tensor:
     """Compute ``activation(alpha · a @ b + bias)`` of an (m, k) and a (k, n) tensor on the current GPU, an sm_90.
 
-    Or of a batch of them, (b, m, k) and (b, k, n), by one launch: rows are then multiples of 16 bytes, results 16 bits.
-    Returns the (m, n) or (b, m, n) product. Both operands are float16 or both bfloat16; sums are float32, rounded once
+    Or of batches of them, whose dimensions before the last two are broadcast as ``torch.matmul`` does, by one launch:
+    (b, m, k) by (k, n) is one product of b · m rows (:mod:`torch_ops.batches`). Returns the (m, n) or (…, m, n)
+    product. Both operands are float16 or both bfloat16; sums are float32, rounded once
     to ``out_dtype`` (float16, bfloat16 or float32; by default the operands' dtype, or that of ``out``). Rows of ``a``
     are contiguous, and either rows or columns of ``b``, so that ``w.T`` of an (n, k) tensor is multiplied as it lies.
     Rows may be parts of longer ones (a slice of a matrix) where they begin multiples of 16 bytes apart. Contiguous
     matrices whose rows do not are copied to padded rows at each call, or read as they lie, where k is short
     (:mod:`torch_ops.short_reductions`) or few rows meet a large matrix (:mod:`torch_ops.shifted`); to an output whose
-    rows do not, results are copied only where these have gaps, or a kernel stores by TMA alone. A warning,
+    rows do not, results are copied only where these have gaps, or a kernel stores by TMA alone. Matrices of batches
+    that do not begin equal distances apart, multiples of 16 bytes, are copied by torch first. A warning,
     :class:`torch_ops.errors.PaddedCopy`, names copies once, with the bytes.
 
     ``bias`` has n elements side by side, of the output's dtype or float32, one for each column. ``activation`` is
@@ -42,8 +44,8 @@ def matmul(
     factor and activation are written into the kernel, so that each pair of them is a kernel of its own.
 
     With ``any_m`` kernels take any m: there is one for each n, k and tile, four at most, instead of one for each m.
-    They are step 12's, with whole tiles; rows and results as in a batch, which they do not take. Up to 8 rows of
-    matrices without gaps may have kernels of their own, which stream ``b``.
+    They are step 12's, with whole tiles, and store 16 bits in rows of multiples of 16 bytes; batches that are not one
+    product they do not take. Up to 8 rows of matrices without gaps may have kernels of their own, which stream ``b``.
 
     The first call with tensors of some sizes, strides and dtypes compiles a kernel, which takes seconds; cubins are
     kept on disk, loaded kernels for the life of the process. Calls run in torch's current stream, may be captured in

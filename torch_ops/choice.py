@@ -16,7 +16,7 @@ from tensorir_ladder.schedules.errors import IllegalWorkload
 from tensorir_ladder.schedules.workloads import MAX_ELEMENTS, Matmul
 from tensorir_ladder.torch_ops.few_rows import Streamed, streams
 from tensorir_ladder.torch_ops.menu import Menu, Sizes, menu_of
-from tensorir_ladder.torch_ops.problem import Conditions, KernelChoice, UnpaddedOperands
+from tensorir_ladder.torch_ops.problem import Conditions, KernelChoice
 from tensorir_ladder.torch_ops.shifted import Shifting, fastest_shifting
 from tensorir_ladder.torch_ops.short_reductions import MOST_STEPS, Unaligned, fastest_tile
 from tensorir_ladder.torch_ops.tuned_here import tuned, tuned_here
@@ -49,7 +49,7 @@ def _choose(problem: Matmul, machine: Machine, conditions: Conditions) -> AnyCho
     menu = menu_of(str(machine.target), machine.name, machine.multiprocessors)
     chosen, us = _of_menu(menu, problem, machine, conditions)
     if conditions.unpadded:
-        unaligned, unaligned_us = _unaligned(conditions.unpadded, machine.multiprocessors)
+        unaligned, unaligned_us = _unaligned(conditions, machine.multiprocessors)
         if unaligned_us < us + conditions.unpadded.more_us:
             return unaligned
     return chosen
@@ -71,12 +71,13 @@ def _of_menu(
     return menu.built(menu.kernels[place], problem), float(us[place])
 
 
-def _unaligned(operands: UnpaddedOperands, multiprocessors: int) -> tuple[Unaligned | Shifting, float]:
+def _unaligned(conditions: Conditions, multiprocessors: int) -> tuple[Unaligned | Shifting, float]:
     """Return the kernel that reads operands unaligned, and its microseconds: by the reduction's length."""
+    operands = conditions.unpadded
     if operands.problem.k > MOST_STEPS:
         shifting, us = fastest_shifting(operands.problem, operands.unreadable, multiprocessors)
         return shifting, us * UNSURE
-    tile, us = fastest_tile(operands.problem, multiprocessors)
+    tile, us = fastest_tile(operands.problem, multiprocessors, conditions.batch)
     return Unaligned(tile), us
 
 

@@ -70,22 +70,21 @@ def _result(
     any_m: bool,
 ) -> Tensor:
     """Make a result without its values. Sizes and strides that the kernels refuse are refused when they run."""
-    if a.dim() not in (2, 3) or b.dim() != a.dim():
+    if min(a.dim(), b.dim()) < 2:
         raise WrongShape(
-            "a and b are neither two matrices nor two batches of them",
+            "a and b are neither matrices nor batches of them",
             value=f"{a.dim()} and {b.dim()} dimensions",
-            limit="2 or 3, both",
+            limit="2 or more",
             remedy="reshape them",
         )
     if a.dtype != b.dtype:
         raise WrongDtype("a and b differ", value=f"{a.dtype} and {b.dtype}", remedy="convert one of them with .to()")
     Epilogue(activation=activation or "")  # refuses what it does not know
     torch._check(a.shape[-1] == b.shape[-2], lambda: f"inner sizes differ: {a.shape[-1]} of a, {b.shape[-2]} of b")
-    if a.dim() == 3:
-        torch._check(a.shape[0] == b.shape[0], lambda: f"batches differ: {a.shape[0]} of a, {b.shape[0]} of b")
+    outer = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     if bias is not None:
         torch._check(bias.shape[-1] == b.shape[-1], lambda: f"{bias.shape[-1]} biases, {b.shape[-1]} columns")
-    return a.new_empty((*a.shape[:-1], b.shape[-1]), dtype=out_dtype or a.dtype)
+    return a.new_empty((*outer, a.shape[-2], b.shape[-1]), dtype=out_dtype or a.dtype)
 
 
 @matmul_out.register_fake
@@ -113,12 +112,14 @@ def _differentiate(ctx, gradient: Tensor):  # type: ignore[no-untyped-def]
     gradient = gradient.contiguous()
     of_a = of_b = of_bias = None
     if ctx.needs_input_grad[0]:
-        of_a = _times_rows(gradient, b.mT, ctx.alpha, ctx.any_m)
+        of_a = _times_rows(gradient, b.mT, ctx.alpha, ctx.any_m).sum_to_size(a.shape)
     if ctx.needs_input_grad[1]:
+        if b.dim() == 2:  # of all rows: one product
+            a, gradient = a.flatten(0, -2), gradient.flatten(0, -2)
         # The way round in which the gradient lies as b does, so that nobody has to copy it.
         by_columns = b.stride(-1) != 1
         of_b = _by_torch(gradient.mT, a, ctx.alpha).mT if by_columns else _by_torch(a.mT, gradient, ctx.alpha)
-        of_b = of_b.to(b.dtype)
+        of_b = of_b.sum_to_size(b.shape).to(b.dtype)
     if ctx.needs_input_grad[2]:
         wide = torch.promote_types(gradient.dtype, ctx.bias_dtype)
         of_bias = gradient.sum(tuple(range(gradient.dim() - 1)), dtype=wide).to(ctx.bias_dtype)
@@ -150,8 +151,11 @@ def _by_torch(left: Tensor, right: Tensor, alpha: float) -> Tensor:
     left, right = left.to(wide), right.to(wide)
     if alpha == 1.0:
         return left @ right
-    scaled = torch.addmm if left.dim() == 2 else torch.baddbmm
-    return scaled(left.new_zeros((1,) * left.dim()), left, right, beta=0, alpha=alpha)
+    if left.dim() == right.dim() == 2:
+        return torch.addmm(left.new_zeros((1, 1)), left, right, beta=0, alpha=alpha)
+    outer = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    left, right = (each.expand(*outer, *each.shape[-2:]).flatten(0, -3) for each in (left, right))
+    return torch.baddbmm(left.new_zeros((1, 1, 1)), left, right, beta=0, alpha=alpha).unflatten(0, outer)
 
 
 def _aligned(operand: Tensor) -> Tensor:

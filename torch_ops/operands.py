@@ -8,6 +8,7 @@ well, with zeros for what is missing, once they lie 8192 bytes apart.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 
 from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, MatrixRows
 from tensorir_ladder.kernels.epilogue import PTX_TYPES, STORED
@@ -41,41 +42,6 @@ class Form:
         """True where elements of a row are side by side."""
         return self.strides[1] == 1 or self.sizes[1] == 1
 
-    def check_matrix(self) -> None:
-        """Raise WrongShape for a tensor that has not two dimensions."""
-        if len(self.sizes) != 2:
-            raise WrongShape(
-                f"{self.name} is no matrix", value=f"shape {self.sizes}", limit="2 dimensions", remedy="reshape it"
-            )
-
-    @property
-    def one(self) -> Form:
-        """One matrix of a batch."""
-        return Form(self.name, self.sizes[1:], self.strides[1:], self.dtype)
-
-    def batch_of(self, one: MatrixRows) -> MatrixRows:
-        """Describe a batch of matrices that lie as one of them does; nothing of a batch is copied.
-
-        Raises UnalignedOperand where rows or matrices do not begin multiples of 16 bytes apart, ScatteredRows where
-        matrices lie upon each other.
-        """
-        apart = self.strides[0] * self.itemsize
-        if not fits_tma(one) or one.columns * self.itemsize % TMA_STRIDE_BYTES or apart % TMA_STRIDE_BYTES:
-            raise UnalignedOperand(
-                f"{self.name} is a batch whose rows TMA cannot step over",
-                value=f"rows of {one.columns * self.itemsize} bytes, {one.row_bytes} apart, matrices {apart} apart",
-                limit=f"multiples of {TMA_STRIDE_BYTES} bytes",
-                remedy="pad its rows, or multiply one by one",
-            )
-        if self.sizes[0] > 1 and apart < one.extent(self.itemsize):
-            raise ScatteredRows(
-                f"{self.name} has matrices that lie upon each other",
-                value=f"{apart} bytes apart",
-                limit=f"at least {one.extent(self.itemsize)}",
-                remedy="call .contiguous() on it; of one matrix for all, multiply all rows of the other by it",
-            )
-        return replace(one, batch=self.sizes[0], batch_bytes=apart)
-
     def rows(self) -> MatrixRows:
         """Describe the matrix as rows in memory; a single row is taken to reach to the next multiple of 16 bytes.
 
@@ -104,18 +70,26 @@ class Form:
 
 
 def fits_tma(matrix: MatrixRows) -> bool:
-    """Tell whether TMA can step over a matrix's rows."""
-    return matrix.row_bytes % TMA_STRIDE_BYTES == 0
+    """Tell whether TMA can step over a matrix's rows, and over the matrices of a batch."""
+    return matrix.row_bytes % TMA_STRIDE_BYTES == 0 and matrix.batch_bytes % TMA_STRIDE_BYTES == 0
 
 
 def is_dense(matrix: MatrixRows, itemsize: int) -> bool:
-    """Tell whether there are no gaps between a matrix's rows."""
-    return matrix.rows == 1 or matrix.row_bytes == matrix.columns * itemsize
+    """Tell whether there are no gaps between a matrix's rows, nor between the matrices of a batch."""
+    if matrix.batch > 1 and matrix.batch_bytes != matrix.rows * matrix.row_bytes:
+        return False
+    return matrix.all_rows == 1 or matrix.row_bytes == matrix.columns * itemsize
 
 
 def padded(matrix: MatrixRows, itemsize: int) -> MatrixRows:
     """Lay a matrix out in rows that begin at multiples of 128 bytes, a row of a box each: each then is one line."""
-    return MatrixRows(matrix.rows, matrix.columns, _round_up(matrix.columns * itemsize, ROW_BYTES))
+    row_bytes = _round_up(matrix.columns * itemsize, ROW_BYTES)
+    return _without_gaps(matrix.rows, matrix.columns, row_bytes, matrix.batch)
+
+
+def _without_gaps(rows: int, columns: int, row_bytes: int, batch: int) -> MatrixRows:
+    """Lay out a batch of matrices, each behind the last row of the one before."""
+    return MatrixRows(rows, columns, row_bytes, batch, rows * row_bytes if batch > 1 else 0)
 
 
 def readable(matrix: MatrixRows, itemsize: int) -> MatrixRows:
@@ -128,14 +102,16 @@ class Operands:
     """A product's operands as they lie, and the problem that a kernel is made for.
 
     The problem's k, and its n with a B stored [k, n], are rounded up to what TMA takes as a row's length. ``batch`` is
-    how many products there are, None where the operands have no such dimension.
+    how many products there are, all with the same A or B where that is no batch. ``outer`` are the dimensions that the
+    result has before its last two: those of the batch, and rows that lie in several dimensions.
     """
 
     problem: Matmul
     a: MatrixRows
     b: MatrixRows
     columns: int
-    batch: int | None = None
+    batch: int = 1
+    outer: tuple[int, ...] = ()
 
     @property
     def exact(self) -> Matmul:
@@ -144,15 +120,21 @@ class Operands:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The product's rows and columns, of a batch behind their number."""
-        matrix = (self.problem.m, self.columns)
-        return matrix if self.batch is None else (self.batch, *matrix)
+        """The result's sizes."""
+        return (*self.outer, self.problem.m * self.batch // prod(self.outer), self.columns)
+
+    @property
+    def broadcast(self) -> str:
+        """The operands that are one matrix for all products of a batch: "A", "B", both of them or none."""
+        if self.batch == 1:
+            return ""
+        return "".join(name for name, matrix in (("A", self.a), ("B", self.b)) if matrix.batch == 1)
 
     @property
     def contiguous(self) -> MatrixRows:
         """An output without gaps between its rows."""
         row_bytes = self.columns * dtype_bytes(self.problem.out_dtype)
-        return MatrixRows(self.problem.m, self.columns, row_bytes)
+        return _without_gaps(self.problem.m, self.columns, row_bytes, self.batch)
 
     @property
     def straddles(self) -> bool:
@@ -183,7 +165,7 @@ class Operands:
         """
         itemsize = dtype_bytes(self.problem.out_dtype)
         dense = out is None or is_dense(out, itemsize)
-        return self.batch is None and self.columns < self.problem.n and dense
+        return self.columns < self.problem.n and dense
 
     def are_dense(self, out: MatrixRows | None = None) -> bool:
         """Tell whether operands, and an output, are whole matrices without gaps, as a kernel without maps wants them.
@@ -194,7 +176,7 @@ class Operands:
         lain = [(self.a, (problem.m, problem.k), itemsize), (self.b, problem.b_shape, itemsize)]
         if out is not None:
             lain.append((out, (problem.m, problem.n), dtype_bytes(problem.out_dtype)))
-        return self.batch is None and all(
+        return self.batch == 1 and all(
             matrix.shape == shape and is_dense(matrix, element_bytes) for matrix, shape, element_bytes in lain
         )
 
@@ -209,7 +191,7 @@ class Operands:
             whole = fits_tma(out) and out.columns * itemsize % TMA_STRIDE_BYTES == 0
             return out if whole else padded(out, itemsize)
         columns = plan.columns("C")
-        made_for = MatrixRows(self.problem.m, columns, columns * itemsize)
+        made_for = _without_gaps(self.problem.m, columns, columns * itemsize, self.batch)
         dense = out.rows == 1 or out.row_bytes == made_for.row_bytes
         return out if dense and out.columns == made_for.columns else made_for
 
@@ -217,57 +199,21 @@ class Operands:
 def arrange(a: Form, b: Form, out_dtype: str) -> Operands:
     """Pair the operands of a product of (m, k) and (k, n); a B whose columns are its rows in memory is layout "nt".
 
-    Or of a batch of them, (b, m, k) and (b, k, n).
+    Sizes were checked (:meth:`torch_ops.batches.Batches.of`).
 
     Raises
     ------
-    WrongShape : for tensors that are no matrices, nor both batches of as many, or whose inner sizes differ.
     WrongDtype : for operands of other dtypes than float16 or bfloat16, or of two; for outputs that are not stored.
-    ScatteredRows, UnalignedOperand : see :meth:`Form.rows`, :meth:`Form.batch_of`.
+    ScatteredRows, UnalignedOperand : see :meth:`Form.rows`.
     IllegalWorkload : for sizes below 1, or indices beyond 31 bits.
     """
-    batch = _batch(a, b)
-    if batch is not None:
-        one = arrange(a.one, b.one, out_dtype)
-        return replace(one, a=a.batch_of(one.a), b=b.batch_of(one.b), batch=batch)
-    for form in (a, b):
-        form.check_matrix()
-    (m, k), (inner, n) = a.sizes, b.sizes
-    if k != inner:
-        raise WrongShape(
-            "the inner sizes of a and b differ", value=f"{a.sizes} and {b.sizes}", remedy="give (m, k) and (k, n)"
-        )
-    _check_dtypes(a.dtype, b.dtype, out_dtype)
+    (m, k), n = a.sizes, b.sizes[1]
+    check_dtypes(a.dtype, b.dtype, out_dtype)
     Matmul(m, n, k, a.dtype, "nn", out_dtype)  # sizes are checked before strides are looked at
-    layout = _layout(b)
-    stored = b if layout == "nn" else b.transposed
+    layout, stored = ("nt", b.transposed) if is_turned(b) else ("nn", b)
     whole = TMA_STRIDE_BYTES // a.itemsize
     problem = Matmul(m, _round_up(n, whole) if layout == "nn" else n, _round_up(k, whole), a.dtype, layout, out_dtype)
     return Operands(problem, a.rows(), stored.rows(), n)
-
-
-def output_rows(out: Form, operands: Operands) -> MatrixRows:
-    """Describe an output's rows; raises WrongShape for other sizes than the product's, and as :meth:`Form.rows`."""
-    if operands.batch is None:
-        out.check_matrix()
-    if out.sizes != operands.shape:
-        raise WrongShape(
-            "out has another shape than the product", value=out.sizes, limit=operands.shape, remedy="give that"
-        )
-    return out.rows() if operands.batch is None else out.batch_of(out.one.rows())
-
-
-def _batch(a: Form, b: Form) -> int | None:
-    """Count the products that two tensors of three dimensions are; None for others."""
-    if len(a.sizes) != 3 or len(b.sizes) != 3:
-        return None
-    if a.sizes[0] != b.sizes[0] or a.sizes[0] < 1:
-        raise WrongShape(
-            "a and b are not batches of as many matrices",
-            value=f"{a.sizes} and {b.sizes}",
-            remedy="give as many, 1 or more",
-        )
-    return a.sizes[0]
 
 
 def check_bias(bias: Form, operands: Operands) -> None:
@@ -309,14 +255,13 @@ def check_address(name: str, address: int) -> None:
         )
 
 
-def _layout(b: Form) -> str:
-    """Name the layout by which of B's dimensions are its rows in memory; of both, one that need not be copied."""
-    if b.has_rows and b.transposed.has_rows:
-        return "nn" if fits_tma(b.rows()) else "nt"
-    return "nt" if b.transposed.has_rows and not b.has_rows else "nn"
+def is_turned(b: Form) -> bool:
+    """Tell whether B's columns are its rows in memory: layout "nt"; where both are, whether rows had to be copied."""
+    return b.transposed.has_rows and (not b.has_rows or b.sizes[0] > 1)
 
 
-def _check_dtypes(a: str, b: str, out: str) -> None:
+def check_dtypes(a: str, b: str, out: str) -> None:
+    """Raise WrongDtype for operands and an output that the kernels do not take."""
     if a not in PTX_TYPES or a != b:
         raise WrongDtype(
             "operands of dtypes that wgmma does not multiply here",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import numbers
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -19,14 +18,16 @@ from tensorir_ladder.kernels.tiles import ROLE_CHOICES, HopperTile
 from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.torch_ops.batches import Batches
 from tensorir_ladder.torch_ops.choice import AnyChoice, choose, of_any_rows
 from tensorir_ladder.torch_ops.copies import Copying
 from tensorir_ladder.torch_ops.driver import cuda_driver
 from tensorir_ladder.torch_ops.errors import FirstCallInCapture, NoTorch, UnsupportedGpu, WrongDevice, WrongDtype
 from tensorir_ladder.torch_ops.few_rows import Streamed
+from tensorir_ladder.torch_ops.gathered import Gathered
 from tensorir_ladder.torch_ops.kept import Chosen, build_kernel
 from tensorir_ladder.torch_ops.launcher import LoadedKernel, load_kernel
-from tensorir_ladder.torch_ops.operands import Form, Operands, arrange, check_bias, is_dense, output_rows
+from tensorir_ladder.torch_ops.operands import Form, Operands, check_bias, is_dense
 from tensorir_ladder.torch_ops.problem import Conditions, Setting, UnpaddedOperands
 from tensorir_ladder.torch_ops.product import CallProduct
 from tensorir_ladder.torch_ops.shifted import Shifting, shifts_rows
@@ -72,7 +73,7 @@ def prepared_for(
     alpha: float,
     out_dtype: torch.dtype | None,
     any_m: bool,
-) -> CallProduct:
+) -> CallProduct | Gathered:
     """Return the product of such tensors, prepared: what :func:`prepared` makes of their forms."""
     left, right, result, added = (
         None if each is None else (each.shape, each.stride(), each.dtype, each.get_device())
@@ -91,7 +92,7 @@ def prepared(
     activation: str | None,
     alpha: float,
     any_m: bool,
-) -> CallProduct:
+) -> CallProduct | Gathered:
     """Make the product of tensors of such forms, ready to run: all but their addresses is checked here.
 
     Each call checks these, and that the GPU is the current one.
@@ -102,11 +103,13 @@ def prepared(
     if out and out[2] != dtype:
         raise WrongDtype("out has another dtype than out_dtype", value=out[2], limit=dtype, remedy="give one of both")
     forms = {name: Form(name, tuple(key[0]), tuple(key[1]), _name(key[2])) for name, key in given.items()}
-    operands = arrange(forms["a"], forms["b"], _name(dtype))
-    _, *inner = operands.shape
-    dense = tuple(math.prod(inner[place:]) for place in range(len(operands.shape)))
-    result = output_rows(forms.get("out") or Form("out", operands.shape, dense, _name(dtype)), operands)
     check_factor(alpha)
+    batches = Batches.of(forms["a"], forms["b"], forms.get("out"), _name(dtype))
+    if copies := batches.copies:
+        keys = {name: (copy.sizes, copy.strides, *given[name][2:]) for name, (_, copy) in copies.items()}
+        lain = [keys.get("a", a), keys.get("b", b), None if "out" in keys else out]
+        return Gathered(prepared(*lain, dtype, bias, activation, alpha, any_m), copies)
+    operands, result = batches.arranged()
     if bias:
         check_bias(forms["bias"], operands)
     finish = Epilogue(float(alpha), forms["bias"].dtype if bias else "", activation or "")
@@ -125,7 +128,7 @@ def choose_for(
 
     ``out``: how its output lies; contiguous where that is not said.
     """
-    problem, batch = operands.problem, operands.batch or 1
+    problem, batch, broadcast = operands.problem, operands.batch, operands.broadcast
     unpadded, result = None, out or operands.contiguous
     if not any_m and (reads_as_they_lie(operands, result) or shifts_rows(operands, result)):
         unpadded = UnpaddedOperands(operands.exact, more_microseconds(operands), operands.unreadable)
@@ -135,11 +138,11 @@ def choose_for(
     gaps = out is not None and not is_dense(out, dtype_bytes(problem.out_dtype))
     choice = choose(problem, machine, Conditions(batch, any_m, dense, gaps, operands.steps, unpadded))
     if isinstance(choice, Unaligned | Shifting):
-        return choice, operands.exact, Setting(machine, finish=finish)
+        return choice, operands.exact, Setting(machine, finish=finish, batch=batch, broadcast=broadcast)
     if isinstance(choice, Streamed):
         return choice, problem, Setting(machine, finish=finish)
     columns = operands.columns if narrows else 0
-    setting = Setting(machine, operands.straddles, finish, batch, any_m, columns)
+    setting = Setting(machine, operands.straddles, finish, batch, any_m, columns, broadcast)
     return choice, of_any_rows(problem, choice.tile) if any_m else problem, setting
 
 

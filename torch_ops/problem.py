@@ -59,9 +59,9 @@ class Setting:
     """Hold what a kernel is made for besides its product.
 
     ``straddles``: rows of B lie across cache lines; ``finish``: the epilogue, applied before sums are rounded;
-    ``batch``: the number of products; ``any_rows``: the kernel takes any number of rows up to the product's (both
-    only step 12's upright kernel of whole tiles). ``columns``: the output's columns where they are fewer than the
-    product's, else 0.
+    ``batch``: the number of products, with operands that are ``broadcast``, "A" or "B"; ``any_rows``: the kernel takes
+    any number of rows up to the product's (both only step 12's upright kernel of whole tiles). ``columns``: the
+    output's columns where they are fewer than the product's, else 0.
     """
 
     machine: Machine
@@ -70,6 +70,7 @@ class Setting:
     batch: int = 1
     any_rows: bool = False
     columns: int = 0
+    broadcast: str = ""
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ class CallProduct:
         lain = ((self._operands.a, self._a), (self._operands.b, self._b), (self._out, self._result))
         ends = [0]
         for given, copy in lain:
-            ends.append(ends[-1] + (0 if copy is given else _whole_lines(copy.rows * copy.row_bytes)))
+            ends.append(ends[-1] + (0 if copy is given else _whole_lines(copy.all_rows * copy.row_bytes)))
         self._places = tuple(None if copy is given else at for (given, copy), at in zip(lain, ends))
         self._room_elements = ends[-1] // self._itemsize
         jobs = [padding(given, copy, self._itemsize) for given, copy in lain[:2] if copy is not given]
@@ -163,7 +163,7 @@ class CallProduct:
     def _copied_matrices(self) -> list[str]:
         lain = (("a", self._operands.a, self._a), ("b", self._operands.b, self._b), ("out", self._out, self._result))
         return [
-            f"{name} ({copy.rows} rows of {given.row_bytes} bytes in {copy.rows * copy.row_bytes} bytes)"
+            f"{name} ({copy.all_rows} rows of {given.row_bytes} bytes in {copy.all_rows * copy.row_bytes} bytes)"
             for name, given, copy in lain
             if copy is not given
         ]
@@ -171,8 +171,9 @@ class CallProduct:
     def _warn(self) -> None:
         if copied := self._copied_matrices():
             problem = self._operands.problem
+            shape = "x".join(map(str, (*self._operands.shape, self._operands.a.columns)))
             warnings.warn(
-                f"a product {self._out.rows}x{self._out.columns}x{self._operands.a.columns} of {problem.dtype} copies "
+                f"a product {shape} of {problem.dtype} copies "
                 f"at each call what the kernel cannot reach as it lies: {', '.join(copied)}; contiguous matrices "
                 "whose rows are multiples of 16 bytes are not copied",
                 PaddedCopy,

@@ -75,7 +75,7 @@ def shifts_rows(operands: Operands, out: MatrixRows) -> bool:
     Not a reduction so short that nothing need be copied for it (:mod:`.short_reductions`).
     """
     problem = operands.exact
-    if operands.batch is not None or not operands.are_copied or problem.k <= MOST_STEPS:
+    if operands.batch > 1 or not operands.are_copied or problem.k <= MOST_STEPS:
         return False
     if not is_dense(out, dtype_bytes(problem.out_dtype)):
         return False

@@ -55,7 +55,8 @@ class Unaligned:
 
     def build(self, problem: Matmul, setting: Setting) -> tirx.PrimFunc:
         """Make the kernel for a problem of the operands' own sizes."""
-        return unaligned(problem, self.tile, overlapped=True, finish=setting.finish)
+        batch = {"batch": setting.batch, "broadcast": setting.broadcast}
+        return unaligned(problem, self.tile, overlapped=True, finish=setting.finish, **batch)
 
 
 def reads_as_they_lie(operands: Operands, out: MatrixRows) -> bool:
@@ -64,7 +65,7 @@ def reads_as_they_lie(operands: Operands, out: MatrixRows) -> bool:
     Results of float32 never leave by TMA.
     """
     problem = operands.exact
-    if operands.batch is not None or problem.k > MOST_STEPS:
+    if problem.k > MOST_STEPS:
         return False
     if any(rows * columns > MOST_ELEMENTS for rows, columns in matrices_of(problem)):
         return False
@@ -82,8 +83,8 @@ def _stored_by_rows(problem: Matmul) -> int:
 def more_microseconds(operands: Operands) -> float:
     """Return about how long it takes other kernels to copy what TMA cannot read, and to store rows that it cannot."""
     copied = [matrix for matrix in (operands.a, operands.b) if not fits_tma(matrix)]
-    megabytes = sum(matrix.rows * matrix.row_bytes for matrix in copied) / 1e6
-    stored = _stored_by_rows(operands.exact) / 1e6
+    megabytes = sum(matrix.all_rows * matrix.row_bytes for matrix in copied) / 1e6
+    stored = operands.batch * _stored_by_rows(operands.exact) / 1e6
     copying = COPY_LAUNCH * bool(copied) + COPIED * max(megabytes, math.sqrt(megabytes))
     return copying + BY_ROWS * math.sqrt(stored)
 
@@ -96,17 +97,17 @@ def tiles_for(problem: Matmul) -> tuple[HopperTile, ...]:
     return tuple(tile for tile in tiles if shared_bytes(tile) <= SHARED_KIB[90] * 1024)
 
 
-def fastest_tile(problem: Matmul, multiprocessors: int) -> tuple[HopperTile, float]:
-    """Return the tile that should take the least time, and its microseconds."""
-    times = {tile: microseconds(problem, tile, multiprocessors) for tile in tiles_for(problem)}
+def fastest_tile(problem: Matmul, multiprocessors: int, batch: int = 1) -> tuple[HopperTile, float]:
+    """Return the tile that should take the least time for a batch of a product, and its microseconds."""
+    times = {tile: microseconds(problem, tile, multiprocessors, batch) for tile in tiles_for(problem)}
     return min(times.items(), key=lambda found: found[1])
 
 
-def microseconds(problem: Matmul, tile: HopperTile, multiprocessors: int) -> float:
-    """Return about how long a product takes; good for an order, and beside the other kernels' estimates."""
+def microseconds(problem: Matmul, tile: HopperTile, multiprocessors: int, batch: int = 1) -> float:
+    """Return about how long a batch takes; good for an order, and beside the other kernels' estimates."""
     sharing = Sharing.of(WarpgroupProduct.of(problem, tile), tile)
     rows, columns, _ = tile.counts(problem)
-    blocks, loaded = rows * columns, sum(sharing.counts) * sharing.threads * VECTOR_BYTES
+    blocks, loaded = batch * rows * columns, sum(sharing.counts) * sharing.threads * VECTOR_BYTES
     on_each, together = -(-blocks // multiprocessors), resident(tile, sharing)
     loading = TURN * -(-on_each // together) * sharing.rounds
     loading += PANEL_TURN * (tile.block_k // PANEL - 1) * on_each / together

@@ -46,7 +46,7 @@ FLEXIBLE = tuple(f"step 12, {each.tile}, {each.stages} stages" for each in ROLE_
 
 def _roles(problem: Matmul, tile: RoleTile, stages: int, setting: Setting) -> tirx.PrimFunc:
     form = KernelForm(setting.finish, setting.columns, setting.any_rows)
-    return warp_specialized(problem, tile, stages, form, batch=setting.batch)
+    return warp_specialized(problem, tile, stages, form, batch=setting.batch, broadcast=setting.broadcast)
 
 
 def _persistent(

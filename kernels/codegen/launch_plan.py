@@ -56,6 +56,11 @@ class MatrixRows:
         """Rows and columns."""
         return self.rows, self.columns
 
+    @property
+    def all_rows(self) -> int:
+        """Rows of all matrices."""
+        return self.rows * self.batch
+
     def extent(self, itemsize: int) -> int:
         """Bytes from the first element to behind the last."""
         one = (self.rows - 1) * self.row_bytes + self.columns * itemsize
@@ -129,10 +134,11 @@ class PlainBuffer:
         return _bytes_of(self.dtype)
 
     def check(self, matrix: MatrixRows) -> None:
-        """Raise UnsupportedLaunch for a matrix that lies otherwise than the kernel was written for."""
-        if matrix.shape != (1, *self.shape)[-2:] or (
-            matrix.rows > 1 and matrix.row_bytes != matrix.columns * self.itemsize
-        ):
+        """Raise UnsupportedLaunch for a matrix, or a batch, that lies otherwise than the kernel was written for."""
+        batch, *one = (1, 1, *self.shape)[-3:]
+        gaps = matrix.all_rows > 1 and matrix.row_bytes != matrix.columns * self.itemsize
+        gaps |= matrix.batch > 1 and matrix.batch_bytes != matrix.rows * matrix.row_bytes
+        if (matrix.batch, *matrix.shape) != (batch, *one) or gaps:
             raise UnsupportedLaunch(
                 f"the kernel reaches {self.buffer} by its address",
                 value=f"{matrix.rows} rows of {matrix.columns}, {matrix.row_bytes} bytes apart",

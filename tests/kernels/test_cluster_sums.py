@@ -102,9 +102,9 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(IllegalTile, match=r"more parts than the reduction has k tiles.*3.*2.*fewer parts"):
         warp_specialized(Matmul(64, 64, 128, "float16"), tile, 3)
     problem = Matmul(64, 64, 512, "float16")
-    for form, batch in ((KernelForm(), 2), (KernelForm(any_rows=True), 1), (KernelForm(Epilogue(residual=True)), 1)):
-        with pytest.raises(IllegalWorkload, match=r"clusters multiply one product.*got 3 blocks"):
-            warp_specialized(problem, tile, 3, form, batch=batch)
+    for form in (KernelForm(any_rows=True), KernelForm(Epilogue(residual=True))):
+        with pytest.raises(IllegalWorkload, match=r"clusters add no residual.*got 3 blocks"):
+            warp_specialized(problem, tile, 3, form)
     for text in ("64x64x64/1x1/1x1/9", "64x64x64/1x1/2x4/2"):
         with pytest.raises(IllegalTile, match="parts"):
             warp_specialized(problem, RoleTile.parse(text), 3)

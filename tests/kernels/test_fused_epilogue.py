@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 import tvm
 
 from support.cases import hopper
+from support.emulated_kernels import emulate
 from tensorir_ladder.emulator import EmulatedProgram, TensorMap
 from tensorir_ladder.harness.execution import numpy_dtype
 from tensorir_ladder.harness.machines import machine_for
@@ -55,16 +55,6 @@ FINISHES = [
     Epilogue(0.5, "float16", "silu"),
     Epilogue(1.0, "bfloat16"),
 ]
-
-
-def emulate(function: tvm.tirx.PrimFunc, given: dict[str, np.ndarray]) -> None:
-    """Run a kernel in the emulator on arrays by name; workspaces are its own."""
-    made = generate(tvm.IRModule({"main": function}), TARGET, TIR_PIPELINE)
-    launch = launch_plan(made)
-    kept = {each.buffer: (each.shape, numpy_dtype(each.dtype)) for each in launch.workspaces}
-    names, operands = (*given, *kept), tuple(name for name in given if name != "C")
-    memory, resident = tuple(kept.values()), prod(launch.grid)
-    EmulatedProgram("fused", made.cuda, (launch,), names, memory, resident, operands)(*given.values())
 
 
 @pytest.mark.sampled(4)
@@ -196,29 +186,6 @@ def test_a_residual_that_cannot_be_added_is_refused() -> None:
         warp_specialized(Matmul(64, 64, 64, "float16"), ROLES, 2, KernelForm(finish=finish), batch=2)
     with pytest.raises(IllegalWorkload, match="residual"):
         persistent(Matmul(64, 64, 64, "float16"), ROLES, 2, KernelForm(finish=finish), machine=hopper(2), blocks=2)
-
-
-@pytest.mark.emulator
-@pytest.mark.parametrize(
-    ("shape", "layout", "tile"),
-    [
-        ((3, 70, 136, 72), "nn", ROLES),
-        ((2, 130, 72, 200), "nt", ROLES),
-        ((2, 70, 152, 72), "nn", RoleTile.parse("64x72x64/1x1")),  # a last panel of B in part
-        ((2, 70, 88, 72), "nn", RoleTile.parse("64x40x64/1x1")),  # and the only one
-    ],
-    ids=str,
-)
-def test_a_batch_is_as_many_products(shape: tuple[int, int, int, int], layout: str, tile: RoleTile) -> None:
-    """Ragged edges: a tile's rows, columns and k steps beyond its product are not the next one's."""
-    batch, m, n, k = shape
-    problem, draw = Matmul(m, n, k, "float16", layout), np.random.default_rng(0)
-    a, b = (draw.integers(-2, 3, (batch, *sizes)).astype(np.float16) for sizes in ((m, k), problem.b_shape))
-    got, bias = np.full((batch, m, n), np.nan, np.float16), draw.integers(-9, 9, n).astype(np.float16)
-    function = warp_specialized(problem, tile, 2, KernelForm(finish=Epilogue(bias="float16")), batch=batch)
-    emulate(function, {"A": a, "B": b, "C": got, "bias": bias})
-    wide = b.astype(np.float64)
-    assert (got == a.astype(np.float64) @ (wide if layout == "nn" else wide.swapaxes(1, 2)) + bias).all()
 
 
 @pytest.mark.emulator

@@ -183,11 +183,11 @@ def test_a_cluster_must_be_able_to_share_b() -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "batch"), [(KernelForm(any_rows=True), 1), (KernelForm(), 2), (KernelForm(Epilogue(residual=True)), 1)]
+    "form", [KernelForm(any_rows=True), KernelForm(Epilogue(residual=True))], ids=["any rows", "residual"]
 )
-def test_clusters_take_one_plain_product(form: KernelForm, batch: int) -> None:
-    with pytest.raises(IllegalWorkload, match="clusters multiply one product"):
-        warp_specialized(Matmul(256, 256, 256, "float16"), RoleTile.parse("64x128x64/1x1/2x1"), 4, form, batch=batch)
+def test_clusters_have_their_own_rows_and_no_residual(form: KernelForm) -> None:
+    with pytest.raises(IllegalWorkload, match="clusters add no residual"):
+        warp_specialized(Matmul(256, 256, 256, "float16"), RoleTile.parse("64x128x64/1x1/2x1"), 4, form)
 
 
 @pytest.mark.sampled(3)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from math import prod
 from types import SimpleNamespace
 from typing import Any
 
@@ -97,6 +98,14 @@ class Tensor:
 
     def expand(self, shape: tuple[int, ...]) -> Tensor:
         return Tensor(np.broadcast_to(self.array, shape), self.dtype, self._device)
+
+    def new_empty_strided(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+        extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides))
+        return self.new_empty((extent,)).as_strided(shape, strides)
+
+    def as_strided(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+        steps = tuple(stride * self.array.itemsize for stride in strides)
+        return Tensor(np.lib.stride_tricks.as_strided(self.array, shape, steps), self.dtype, self._device)
 
     def new_zeros(self, shape: tuple[int, ...], dtype: str) -> Tensor:
         made = self.new_empty(shape, dtype)
@@ -247,10 +256,11 @@ class Library:
         if isinstance(parameter, TensorMap):
             address, dtype, shape, steps = self._maps[value]
         else:
-            address, shape = ctypes.c_void_p.from_address(value).value, (1, *parameter.shape)[-2:]
+            address, shape = ctypes.c_void_p.from_address(value).value, (1, *parameter.shape)
+            shape = shape[-2:] if len(shape) < 4 else shape[1:]
             # TVM's host code calls bfloat16 uint16.
             dtype = {"C": dtype, "A": operands, "B": operands}.get(parameter.buffer, parameter.dtype)
-            steps = [shape[1] * parameter.itemsize]
+            steps = [prod(shape[place:]) * parameter.itemsize for place in range(1, len(shape))]
         kind = np.dtype(DTYPES[dtype])
         extent = sum((size - 1) * step for size, step in zip(shape, steps)) + shape[-1] * kind.itemsize
         flat = np.frombuffer((ctypes.c_uint8 * extent).from_address(address), np.uint8)

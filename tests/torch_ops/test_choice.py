@@ -27,7 +27,7 @@ from tensorir_ladder.torch_ops import menu as menu_files
 from tensorir_ladder.torch_ops.choice import choose
 from tensorir_ladder.torch_ops.errors import DamagedFile
 from tensorir_ladder.torch_ops.menu import Fastest, Kernels, Menu, Sizes, microseconds, read_menu
-from tensorir_ladder.torch_ops.operands import Form, arrange, output_rows
+from tensorir_ladder.torch_ops.operands import Form, arrange
 from tensorir_ladder.torch_ops.prepared import choose_for
 from tensorir_ladder.torch_ops.problem import Conditions, KernelChoice
 from tensorir_ladder.torch_ops.step_kernels import (
@@ -218,7 +218,7 @@ def test_outputs_with_gaps_between_rows_are_stored_in_place(shape: tuple[int, in
     b = Form("b", (k, n), (n, 1) if layout == "nn" else (1, k), "float16")
     operands = arrange(Form("a", (m, k), (k, 1), "float16"), b, "float16")
     for row, in_parts in ((n, True), (2 * n, False)):
-        out = output_rows(Form("out", (m, n), (row, 1), "float16"), operands)
+        out = Form("out", (m, n), (row, 1), "float16").rows()
         choice, problem, setting = choose_for(operands, PLAIN, False, H200, out)
         assert (choice.tile.parts > 1) == in_parts
         made = generate(tvm.IRModule({"main": choice.build(problem, setting)}), H200.target, "tirx")

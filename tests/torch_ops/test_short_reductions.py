@@ -59,7 +59,6 @@ def test_loads_of_every_tile_are_shared_out_evenly(k: int, layout: str) -> None:
         (operands_of(40, 95, 64, apart=128), None, False),
         (operands_of(40, 95, 63), MatrixRows(40, 95, 256), False),
         (operands_of(2**23 + 1, 95, 129), None, False),
-        (replace(operands_of(40, 95, 63), batch=2), None, False),
     ],
 )
 def test_which_operands_are_read_as_they_lie(operands: Operands, out: MatrixRows | None, taken: bool) -> None:

@@ -1,0 +1,60 @@
+"""Run a product of batches that one batch cannot describe: torch copies them to ones that a kernel reaches."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from math import prod
+from typing import TYPE_CHECKING
+
+from tensorir_ladder.torch_ops.errors import PaddedCopy
+
+if TYPE_CHECKING:
+    import torch
+
+    from tensorir_ladder.torch_ops.operands import Form
+    from tensorir_ladder.torch_ops.product import CallProduct
+
+
+class Gathered:
+    """``product(a, b, out, bias)``, as :class:`.product.CallProduct`, by way of copies.
+
+    ``copies`` say of "a", "b" or "out" how it lies and how its copy does; ``product`` is that of the copies, and makes
+    an output of its own where that is copied.
+    """
+
+    def __init__(self, product: CallProduct, copies: Mapping[str, tuple[Form, Form]]) -> None:
+        self._product, self._copies = product, copies
+        warnings.warn(
+            f"a product of batches copies at each call what no kernel reaches as it lies: {self._described()}; batches "
+            "whose matrices begin equal distances apart, multiples of 16 bytes, are not copied",
+            PaddedCopy,
+            stacklevel=4,  # the caller of matmul
+        )
+
+    def __call__(
+        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        a, b = self._gathered("a", a), self._gathered("b", b)
+        if out is None or "out" not in self._copies:
+            return self._product(a, b, out, bias)
+        out.copy_(self._product(a, b, None, bias))
+        return out
+
+    def _gathered(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Return an operand, or its copy; of dimensions that it was expanded to, the copy has one element."""
+        if name not in self._copies:
+            return tensor
+        given, copy = self._copies[name]
+        made = tensor.new_empty_strided(copy.sizes, copy.strides)
+        made.copy_(tensor.as_strided(copy.sizes, given.strides))
+        return made
+
+    @property
+    def description(self) -> str:
+        """Name the kernel, and what each call copies."""
+        return f"{self._product.description}; copies {self._described()}"
+
+    def _described(self) -> str:
+        found = (f"{name} ({prod(copy.sizes) * copy.itemsize} bytes)" for name, (_, copy) in self._copies.items())
+        return ", ".join(found)
