@@ -34,7 +34,7 @@ def choose(problem: Matmul, machine: Machine, conditions: Conditions = ALONE) ->
     Nothing was measured of batches and of kernels for any number of rows. Raises IllegalTile where the GPU can hold no
     kernel of its menu.
     """
-    if not conditions.flexible:
+    if not conditions.any_rows and conditions.batch == 1:
         found = None
         if problem.out_dtype == problem.dtype:
             found = tuned_here(problem, machine.name, machine.multiprocessors)
@@ -59,16 +59,22 @@ def _of_menu(
     menu: Menu, problem: Matmul, machine: Machine, conditions: Conditions
 ) -> tuple[KernelChoice | Streamed, float]:
     """Return the kernel of the menu to take, and its microseconds: measured, or else estimated."""
-    rows, streaming = conditions.rows, conditions.dense and conditions.batch == 1 and streams(problem)
-    if not conditions.flexible and Sizes.of(problem, rows) == Sizes.of(problem) and (found := menu.fastest(problem)):
+    rows, batch, one = conditions.rows, conditions.batch, conditions.batch == 1
+    streaming = conditions.dense and one and streams(problem)
+    if (
+        not conditions.any_rows
+        and one
+        and Sizes.of(problem, rows) == Sizes.of(problem)
+        and (found := menu.fastest(problem))
+    ):
         choice, _ = found
         able = streaming if isinstance(choice, Streamed) else not (conditions.gaps and choice.tile.parts > 1)
         if able and choice.takes(problem, machine):
             return found
-    able = menu.flexible if conditions.flexible else ~menu.streamed & ~(conditions.gaps & menu.in_parts)
-    us = menu.times(problem, conditions.batch, rows, able | (streaming & menu.streamed))
-    place = next(place for place in us.argsort() if menu.kernels[place].takes(problem, machine))
-    return menu.built(menu.kernels[place], problem), float(us[place])
+    able = menu.flexible if conditions.any_rows else ~menu.streamed & ~(conditions.gaps & menu.in_parts)
+    us = menu.times(problem, batch, rows, able | (streaming & menu.streamed))
+    place = next(place for place in us.argsort() if menu.kernels[place].takes(problem, machine, batch))
+    return menu.built(menu.kernels[place], problem, batch), float(us[place])
 
 
 def _unaligned(conditions: Conditions, multiprocessors: int) -> tuple[Unaligned | Shifting, float]:

@@ -34,7 +34,7 @@ class Streamed:
     def __str__(self) -> str:
         return "weights streamed to registers"
 
-    def takes(self, _problem: Matmul, _machine: Machine) -> bool:
+    def takes(self, _problem: Matmul, _machine: Machine, _batch: int = 1) -> bool:
         """Return True: weights are streamed in one way for all products."""
         return True
 

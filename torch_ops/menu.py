@@ -215,7 +215,7 @@ def microseconds(
     us = np.maximum(loop, reading) + c.memory_unhidden * np.minimum(loop, reading) + around
     unshared = (t.family == ROLES) & (t.down > 1) & ~nt & (t.columns % (t.down * LINE) != 0)
     short = (t.parts > 1) & (k < t.parts * np.maximum(2 * t.depth, SHORTEST_PART))
-    large = (t.family > ROLES) & (m * n > MOST_RESULTS)
+    large = (t.family > ROLES) & (batch * m * n > MOST_RESULTS)
     us = np.where(unshared | short | large, np.inf, us)
     return np.where(t.family == STREAMED, _streaming(sizes, c), us)
 
@@ -234,14 +234,18 @@ def _streaming(sizes: Sizes, constants: Constants) -> Any:
     return c.streamed_launch + streaming * np.where(along, 1.0, c.streamed_across)
 
 
-def features(kernels: Kernels, sizes: Sizes, us: np.ndarray) -> dict[str, Any]:
-    """Return by name what the trees ask of kernels for a product, numbers or arrays; ``us`` by the formula."""
+def features(kernels: Kernels, sizes: Sizes, us: np.ndarray, batch: int = 1) -> dict[str, Any]:
+    """Return by name what the trees ask of kernels for a product, numbers or arrays; ``us`` by the formula.
+
+    A batch is to them one product of all rows, of which only the edges of tiles are those of each: they were grown over
+    single products.
+    """
     t, (m, n, k, nt, a_row, b_row) = kernels, sizes
-    waves = t.tiles(m, n) / t.slots
+    waves = batch * t.tiles(m, n) / t.slots
     down, across = np.ceil(m / t.rows), np.ceil(n / t.columns)
     return {
         **t._asdict(),
-        "m": m,
+        "m": batch * m,
         "n": n,
         "k": k,
         "nt": nt,
@@ -262,8 +266,8 @@ def features(kernels: Kernels, sizes: Sizes, us: np.ndarray) -> dict[str, Any]:
         "last_across": np.mod(across, t.across),
         "k_tiles": np.ceil(k / (t.depth * t.parts)),
         "tile": t.rows * t.columns,
-        "results": np.asarray(m, float) * n,
-        "operands": (np.asarray(m, float) + n) * k,
+        "results": batch * np.asarray(m, float) * n,
+        "operands": batch * (np.asarray(m, float) + n) * k,
         "formula_us": us,
     }
 
@@ -322,7 +326,7 @@ class Menu:
     """The kernels that products may take on a GPU, and what each is estimated to take.
 
     ``streamed``, ``in_parts`` and ``flexible`` tell which kernels of ``kernels`` stream weights, sum the reduction in
-    parts, and take batches and any number of rows.
+    parts, and take any number of rows.
 
     Raises IllegalTile where the target can hold none, with what is wrong with the first.
     """
@@ -347,19 +351,16 @@ class Menu:
     ) -> np.ndarray:
         """Estimate microseconds of each kernel; infinite where it cannot take the product, or is not ``able``.
 
-        The trees put the CORRECTED kernels that the formula puts first in order; all others stay behind these. Nothing
-        was measured of batches, which the formula alone prices.
+        The trees put the CORRECTED kernels that the formula puts first in order; all others stay behind these.
         """
         sizes = Sizes.of(problem, rows)
         arrays = self._arrays(sizes.nt)
         us = microseconds(arrays, sizes, self._file.constants, self._multiprocessors, batch)
         us = us if able is None else np.where(able, us, np.inf)
-        if batch > 1:
-            return us
         first = np.argsort(us)[:CORRECTED]
         first = first[np.isfinite(us[first])]
         trees = self._file.trees
-        corrected = us[first] * np.exp(trees.predict(features(arrays.at(first), sizes, us[first])))
+        corrected = us[first] * np.exp(trees.predict(features(arrays.at(first), sizes, us[first], batch)))
         us = np.maximum(us, corrected.max(initial=0.0))
         us[first] = corrected
         return us
@@ -375,9 +376,11 @@ class Menu:
             return None
         return self.built(parse_kernel(self._file.kernels[found.kernel]), problem), found.us
 
-    def built(self, choice: KernelChoice | Streamed, problem: Matmul) -> KernelChoice | Streamed:
-        """Return a kernel with the stages that it has for a product."""
-        return with_stages(choice, problem, self._multiprocessors) if isinstance(choice, KernelChoice) else choice
+    def built(self, choice: KernelChoice | Streamed, problem: Matmul, batch: int = 1) -> KernelChoice | Streamed:
+        """Return a kernel with the stages that it has for a batch of a product."""
+        return (
+            with_stages(choice, problem, self._multiprocessors, batch) if isinstance(choice, KernelChoice) else choice
+        )
 
 
 def _violations(choice: KernelChoice | Streamed, target: Target) -> list[str]:

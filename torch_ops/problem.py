@@ -48,11 +48,6 @@ class Conditions:
     rows: tuple[int, int] | None = None
     unpadded: UnpaddedOperands | None = None
 
-    @property
-    def flexible(self) -> bool:
-        """True for a batch or any number of rows: only step 12's upright kernel of whole tiles takes these."""
-        return self.batch > 1 or self.any_rows
-
 
 @dataclass(frozen=True)
 class Setting:
@@ -60,8 +55,8 @@ class Setting:
 
     ``straddles``: rows of B lie across cache lines; ``finish``: the epilogue, applied before sums are rounded;
     ``batch``: the number of products, with operands that are ``broadcast``, "A" or "B"; ``any_rows``: the kernel takes
-    any number of rows up to the product's (both only step 12's upright kernel of whole tiles). ``columns``: the
-    output's columns where they are fewer than the product's, else 0.
+    any number of rows up to the product's (only step 12's upright kernel of whole tiles). ``columns``: the output's
+    columns where they are fewer than the product's, else 0.
     """
 
     machine: Machine
@@ -90,9 +85,9 @@ class StepKernel:
     cuts: bool = False
     blocks: int | None = 1
 
-    def takes(self, problem: Matmul, tile: RoleTile, machine: Machine) -> bool:
+    def takes(self, problem: Matmul, tile: RoleTile, machine: Machine, batch: int = 1) -> bool:
         """Return whether the kernel differs from that of whole tiles for this product."""
-        return not self.cuts or plan_for(problem, tile, machine, self.blocks or 1).helpers > 0
+        return not self.cuts or plan_for(problem, tile, machine, self.blocks or 1, batch=batch).helpers > 0
 
 
 @dataclass(frozen=True)
@@ -118,6 +113,6 @@ class KernelChoice:
         """Make the kernel for a problem."""
         return self.kernel.build(problem, self.tile, self.stages, setting)
 
-    def takes(self, problem: Matmul, machine: Machine) -> bool:
+    def takes(self, problem: Matmul, machine: Machine, batch: int = 1) -> bool:
         """Return whether this is another kernel for the product than one of whole tiles."""
-        return self.kernel.takes(problem, self.tile, machine)
+        return self.kernel.takes(problem, self.tile, machine, batch)

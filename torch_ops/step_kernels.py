@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import replace
+from typing import Any
 
 from tvm import tirx
 
@@ -40,13 +41,17 @@ from tensorir_ladder.torch_ops.problem import KernelChoice, Setting, StepKernel
 GROUP, GROUP_OF, SHORT_GROUP = 16, 18, 8
 _NAME = re.compile(r"step (1[23]), (\S+), (\d) stages(?:, launched early, (whole tiles|last wave cut))?(?:, (.*))?")
 PAIRS = "clusters of 2"
-# Of batches and any number of rows: few, since each is compiled once for all products of an n and a k.
+# Of any number of rows: few, since each is compiled once for all products of an n and a k.
 FLEXIBLE = tuple(f"step 12, {each.tile}, {each.stages} stages" for each in ROLE_CHOICES)
+
+
+def _batch(setting: Setting) -> dict[str, Any]:
+    return {"batch": setting.batch, "broadcast": setting.broadcast}
 
 
 def _roles(problem: Matmul, tile: RoleTile, stages: int, setting: Setting) -> tirx.PrimFunc:
     form = KernelForm(setting.finish, setting.columns, setting.any_rows)
-    return warp_specialized(problem, tile, stages, form, batch=setting.batch, broadcast=setting.broadcast)
+    return warp_specialized(problem, tile, stages, form, **_batch(setting))
 
 
 def _persistent(
@@ -60,18 +65,19 @@ def _persistent(
     """Make its early form: it waits for the kernel in front before it touches memory."""
     blocks = blocks or cluster_blocks(problem, tile, setting.straddles)
     form = KernelForm(setting.finish, setting.columns, overlapped=True)
-    return persistent(problem, tile, stages, form, machine=setting.machine, blocks=blocks, stream_k=stream_k)
+    how = {"machine": setting.machine, "blocks": blocks, "stream_k": stream_k}
+    return persistent(problem, tile, stages, form, **how, **_batch(setting))
 
 
 def _exchanged(problem: Matmul, tile: SwappedTile, stages: int, setting: Setting) -> tirx.PrimFunc:
-    at_once = fits_beside(problem, tile, stages, setting.machine)
+    at_once = fits_beside(problem, tile, stages, setting.machine, setting.batch)
     form = KernelForm(setting.finish, setting.columns, overlapped=True, next_at_once=at_once)
-    return swapped(problem, tile, stages, form)
+    return swapped(problem, tile, stages, form, **_batch(setting))
 
 
 def _upright(problem: Matmul, tile: RoleTile, stages: int, setting: Setting) -> tirx.PrimFunc:
     form = KernelForm(setting.finish, setting.columns, overlapped=True)
-    return warp_specialized(problem, tile, stages, form)
+    return warp_specialized(problem, tile, stages, form, **_batch(setting))
 
 
 KERNELS = {  # as each step is, which a tuned line names
@@ -140,13 +146,13 @@ def blocks_at_once(cluster: int, multiprocessors: int) -> int:
     return clusters * cluster if cluster > 2 else multiprocessors
 
 
-def with_stages(choice: KernelChoice, problem: Matmul, multiprocessors: int) -> KernelChoice:
-    """Return a named kernel as it is built for a product."""
+def with_stages(choice: KernelChoice, problem: Matmul, multiprocessors: int, batch: int = 1) -> KernelChoice:
+    """Return a named kernel as it is built for a batch of a product."""
     if choice.stages:
         return choice
     tile = choice.tile
     down, across = tile.cluster
-    clusters = -(-problem.m // (tile.block_m * down)) * -(-problem.n // (tile.block_n * across))
+    clusters = batch * -(-problem.m // (tile.block_m * down)) * -(-problem.n // (tile.block_n * across))
     cluster = down * across * tile.parts
     shares = clusters * cluster > blocks_at_once(cluster, multiprocessors)
     return replace(choice, stages=stages_for(choice, problem.layout == "nt", shares))

@@ -207,8 +207,9 @@ def test_a_long_reduction_of_few_tiles_goes_in_parts_with_its_operands_as_they_a
     taken = choose(problem, H200)
     assert taken.kernel is UPRIGHT
     assert taken.tile.parts > 4
-    for flexible in (Conditions(batch=2), Conditions(any_rows=True)):
-        assert choose(problem, H200, flexible).tile.parts == 1
+    assert choose(problem, H200, Conditions(batch=2)).tile.parts > 1
+    for whole in (Conditions(batch=16), Conditions(any_rows=True)):
+        assert choose(problem, H200, whole).tile.parts == 1
 
 
 @pytest.mark.parametrize(("shape", "layout"), [((872, 88, 6704), "nn"), ((16, 1024, 4096), "nt")], ids=str)
@@ -226,7 +227,7 @@ def test_outputs_with_gaps_between_rows_are_stored_in_place(shape: tuple[int, in
 
 
 def test_few_rows_exchange_the_operands() -> None:
-    """Weights fill the instruction's rows; where they are few, the reduction goes in parts. Not of batches."""
+    """Weights fill the instruction's rows; where they are few, the reduction goes in parts."""
     few, fewer = (Matmul(16, n, 4096, "float16", "nt") for n in (14336, 1024))
     taken, split = choose(few, H200), choose(fewer, H200)
     assert taken.kernel is split.kernel is EXCHANGED
@@ -234,8 +235,10 @@ def test_few_rows_exchange_the_operands() -> None:
     assert taken.tile.parts == 1
     assert split.tile.parts > 1
     assert "launched early" in str(taken)
-    for flexible in (Conditions(batch=2), Conditions(any_rows=True)):
-        assert str(choose(few, H200, flexible)) in FLEXIBLE
+    batch = choose(fewer, H200, Conditions(batch=16))
+    assert batch.kernel is EXCHANGED
+    assert batch.tile.parts == 1, "a batch's tiles fill the GPU"
+    assert str(choose(few, H200, Conditions(any_rows=True))) in FLEXIBLE
 
 
 def test_kernels_are_chosen_by_the_rows_that_they_read() -> None:
@@ -302,3 +305,15 @@ def test_estimates_of_all_kernels_are_times() -> None:
         times = menu.times(problem)
         assert (times[np.isfinite(times)] > 0).all()
         assert np.isfinite(times).sum() > 20
+
+
+def test_tiles_of_all_products_of_a_batch_are_counted() -> None:
+    """Stages, persistent blocks and the cut of a last wave are those of the batch, not those of one product."""
+    menu, problem = Menu(FILE, H200.target, 132), Matmul(256, 256, 4096, "float16", "nt")
+    one, many = (menu.times(problem, batch) for batch in (1, 64))
+    assert (many[np.isfinite(many)] > np.nanmin(one)).all()
+    exchanged = parse_kernel("exchanged 64x64x64/1x1/1")
+    assert menu.built(exchanged, problem).stages > menu.built(exchanged, problem, 64).stages
+    cut = parse_kernel("step 13, 128x256x64/2x1, 4 stages, launched early, last wave cut")
+    assert [cut.takes(Matmul(1408, 1536, 8192, "float16"), H200, batch) for batch in (1, 2)] == [True, False]
+    assert choose(Matmul(4096, 4096, 512, "float16"), H200, Conditions(batch=4)).kernel.stays
