@@ -19,7 +19,7 @@ from tensorir_ladder.kernels.boxes import Boxes
 from tensorir_ladder.kernels.cluster_sums import ClusterSums, check_parts
 from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue, without
 from tensorir_ladder.kernels.held import held
-from tensorir_ladder.kernels.raster import grouped
+from tensorir_ladder.kernels.raster import grouped, of_batch
 from tensorir_ladder.kernels.ring import RingState, check_stages
 from tensorir_ladder.kernels.roles import (
     FEWEST_STAGES,
@@ -44,6 +44,7 @@ from tensorir_ladder.kernels.tiles import (
     RESULT_BOXES,
     ClusterTile,
 )
+from tensorir_ladder.kernels.tma import OneMatrix, PlainMatrix, map_of_one, one_matrix
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
 from tensorir_ladder.schedules.errors import IllegalTile, IllegalWorkload
 from tensorir_ladder.schedules.isa import (
@@ -76,6 +77,8 @@ def shifting(
     *,
     finish: Epilogue = PLAIN,
     overlapped: bool = False,
+    batch: int = 1,
+    broadcast: str = "",
 ) -> tirx.PrimFunc:
     """``main(A, B, C)``: as step 12's, but two warpgroups of each block shift the rows of operands into place.
 
@@ -93,7 +96,7 @@ def shifting(
     those of the problem or a few more (a copy, whose tensor map says how long they are). The output has no gaps either.
     Each of the ``parts`` of a :class:`kernels.tiles.ClusterTile` has its share of the reduction, as in step 12.
 
-    ``finish`` and ``overlapped`` are as in :func:`kernels.unaligned.unaligned`.
+    ``finish``, ``overlapped``, ``batch`` and ``broadcast`` are as in :func:`kernels.unaligned.unaligned`.
 
     Raises
     ------
@@ -122,19 +125,24 @@ def shifting(
     for each in rows.values():
         each.check()
     dtypes = problem.dtype, problem.dtype, problem.out_dtype
-    output = problem.m, problem.n
+    of_a, of_b, output = (
+        shape if batch == 1 or name in broadcast else (batch, *shape)
+        for name, shape in zip("ABC", (*lain, (problem.m, problem.n)))
+    )
     by_tma = epilogue.can_store_by_tma(problem, tile) and parts == 1
     in_boxes, aligned = problem.out_dtype in PTX_TYPES, problem.n % ALIGNED == 0
     if overlapped:
-        product = product.for_overlap(a_streams=tile_columns == 1, b_streams=tile_rows == 1)
+        product = product.for_overlap(
+            a_streams=tile_columns == 1 and "A" not in broadcast, b_streams=tile_rows == 1 and "B" not in broadcast
+        )
     stages = max(FEWEST_STAGES, min(stages, k_tiles))
     producer_registers, consumer_registers = _registers(tile)
     log = Log(None, ("consumer 0",))
 
     @T.prim_func
     def main(A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle, bias_ptr: T.handle):
-        a_matrix = T.match_buffer(A_ptr, lain[0], dtypes[0], align=2 if "A" in shifts else TMA_STRIDE_BYTES)
-        b_matrix = T.match_buffer(B_ptr, lain[1], dtypes[1], align=2 if "B" in shifts else TMA_STRIDE_BYTES)
+        a_matrix = T.match_buffer(A_ptr, of_a, dtypes[0], align=2 if "A" in shifts else TMA_STRIDE_BYTES)
+        b_matrix = T.match_buffer(B_ptr, of_b, dtypes[1], align=2 if "B" in shifts else TMA_STRIDE_BYTES)
         c_matrix = T.match_buffer(C_ptr, output, dtypes[2], align=TMA_STRIDE_BYTES if aligned else 2)
         maps = T.meta_var(_maps(product, shifts, (a_matrix, b_matrix, c_matrix)))
         c_map = T.meta_var(tma.encode_map("c_map", c_matrix, WGMMA_ROWS, product.box_columns) if by_tma else None)
@@ -142,10 +150,16 @@ def shifting(
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
         kinds = T.meta_var({"overlapped": overlapped, "producers": PRODUCERS, "parts": parts})
-        here = RoleBlock(tile_rows * tile_columns * parts, tile.consumers, **kinds)
+        here = RoleBlock(batch * tile_rows * tile_columns * parts, tile.consumers, **kinds)
         cluster = ClusterSums(tile, here)
+        which = T.meta_var(of_batch(here.number // parts, tile_rows * tile_columns, batch))
+        own_matrix = T.meta_var(held("held_matrix", which[0], overlapped and batch > 1))
+        a_one = T.meta_var(one_matrix(a_matrix, own_matrix))
+        b_one = T.meta_var(one_matrix(b_matrix, own_matrix))
+        c_one = T.meta_var(one_matrix(c_matrix, own_matrix))
         pool = T.SMEMPool()
-        loading = _Loading(pool, product, rows, (a_matrix, b_matrix), maps, ahead)
+        own_maps = T.meta_var(_maps_of_one(maps, (a_matrix, b_matrix), own_matrix))
+        loading = _Loading(pool, product, rows, (a_one, b_one), own_maps, ahead)
         results = T.meta_var((tile.sum_bytes, True) if parts > 1 else ())
         shared = SharedRing(
             pool, stages, product.stage_bytes, tile.consumers, False, *results, arrivals=loading.arrivals
@@ -153,7 +167,7 @@ def shifting(
         shared.begin(here)
         if overlapped:
             begin_after_last(True)
-        place = T.meta_var(grouped(here.number // parts, tile_rows, tile_columns))
+        place = T.meta_var(grouped(which[1], tile_rows, tile_columns))
         row: T.let = place[0] * tile.block_m
         column: T.let = place[1] * tile.block_n
         corner = T.meta_var((held("held_row", row, overlapped), held("held_column", column, overlapped)))
@@ -196,20 +210,21 @@ def shifting(
             retire(mine.sums, 0)
             say_done(here)
             if parts > 1:
-                cluster.store(mine, shared.results, c_matrix, corner, finish, bias, aligned)
+                cluster.store(mine, shared.results, c_one, corner, finish, bias, aligned)
             else:
                 own = T.meta_var((corner[0] + mine.row, corner[1] + mine.column))
                 finish.apply(bias, mine.sums, product, own[1], here.lane)
                 if in_boxes:
                     packed = T.alloc_local((product.registers // 2,), "uint32")
-                    boxes = Boxes(c_map, product, shared.results, RESULT_BOXES, output=c_matrix)
+                    leaving = T.meta_var(map_of_one(c_map, c_matrix, own_matrix))
+                    boxes = Boxes(leaving, product, shared.results, RESULT_BOXES, output=c_one)
                     epilogue.pack(mine.sums, packed, problem.out_dtype)
                     for portion in T.unroll(boxes.portions):
                         boxes.store(packed, portion, *own, mine.number, here.warp, here.lane)
                     boxes.finish(here)
                 else:
                     lane = T.meta_var((here.warp, here.lane))
-                    epilogue.store_fragments(mine.sums, product, c_matrix, *own, *lane, aligned=aligned)
+                    epilogue.store_fragments(mine.sums, product, c_one, *own, *lane, aligned=aligned)
         end_together(here)
 
     made = main if finish.bias else without(main, "bias_ptr")
@@ -300,6 +315,13 @@ def _maps(product: WarpgroupProduct, shifts: str, matrices: tuple[Buffer, Buffer
     }
 
 
+def _maps_of_one(
+    maps: dict[str, Var], matrices: tuple[Buffer, Buffer], number: Expr
+) -> dict[str, Var | OneMatrix | None]:
+    """Return the maps of one product of a batch."""
+    return {name: map_of_one(each, matrices["AB".index(name)], number) for name, each in maps.items()}
+
+
 @T.meta_class
 class _Loading:
     """Bring a block's k tiles into its ring: the rows of some operands shifted, the other operand by TMA.
@@ -313,8 +335,8 @@ class _Loading:
         pool: T.SMEMPool,
         product: WarpgroupProduct,
         rows: dict[str, ShiftedRows],
-        matrices: tuple[Buffer, Buffer],
-        maps: dict[str, Var],
+        matrices: tuple[Buffer | PlainMatrix, Buffer | PlainMatrix],
+        maps: dict[str, Var | OneMatrix],
         ahead: int,
     ) -> None:
         self.product, self.rows, self.maps, self.ahead = product, rows, maps, ahead

@@ -137,6 +137,13 @@ def one_matrix(matrix: Buffer, number: Expr) -> Buffer | PlainMatrix:
     return matrix if len(matrix.shape) == 2 else PlainMatrix(matrix, number)
 
 
+def map_of_one(tensor_map: Var | Edged | None, matrix: Buffer, number: Expr) -> Var | Edged | OneMatrix | None:
+    """Return the map of one matrix of a batch, or the map itself where the ``matrix`` is none of a batch."""
+    if tensor_map is None or len(matrix.shape) == 2:
+        return tensor_map
+    return tensor_map.of(number) if isinstance(tensor_map, Edged) else OneMatrix(tensor_map, number)
+
+
 class Maps(NamedTuple):
     """The maps of A, B and C, and C itself."""
 
@@ -203,15 +210,8 @@ class Matrices:
 
     def of(self, number: Expr) -> Maps:
         """Return the maps, and the output, of one product of the batch; of no batch these are as they were."""
-        maps = [
-            tensor_map if tensor_map is None or len(matrix.shape) == 2 else _one(tensor_map, number)
-            for matrix, tensor_map in ((self.a, self.a_map), (self.b, self.b_map), (self.c, self.c_map))
-        ]
-        return Maps(*maps, one_matrix(self.c, number))
-
-
-def _one(tensor_map: Var | Edged, number: Expr) -> OneMatrix | Edged:
-    return tensor_map.of(number) if isinstance(tensor_map, Edged) else OneMatrix(tensor_map, number)
+        both = ((self.a_map, self.a), (self.b_map, self.b), (self.c_map, self.c))
+        return Maps(*(map_of_one(*each, number) for each in both), one_matrix(self.c, number))
 
 
 def elected() -> Expr:

@@ -81,7 +81,7 @@ def _unaligned(conditions: Conditions, multiprocessors: int) -> tuple[Unaligned 
     """Return the kernel that reads operands unaligned, and its microseconds: by the reduction's length."""
     operands = conditions.unpadded
     if operands.problem.k > MOST_STEPS:
-        shifting, us = fastest_shifting(operands.problem, operands.unreadable, multiprocessors)
+        shifting, us = fastest_shifting(operands.problem, operands.unreadable, multiprocessors, conditions.batch)
         return shifting, us * UNSURE
     tile, us = fastest_tile(operands.problem, multiprocessors, conditions.batch)
     return Unaligned(tile), us

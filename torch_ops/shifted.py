@@ -66,7 +66,8 @@ class Shifting:
     def build(self, problem: Matmul, setting: Setting) -> tirx.PrimFunc:
         """Make the kernel for a problem of the operands' own sizes."""
         stages, ahead = room_for(problem, self.tile, self.shifts) or ROOMS[-1]  # the least, which the kernel refuses
-        return shifting(problem, self.tile, self.shifts, stages, ahead, overlapped=True, finish=setting.finish)
+        how = {"finish": setting.finish, "batch": setting.batch, "broadcast": setting.broadcast}
+        return shifting(problem, self.tile, self.shifts, stages, ahead, overlapped=True, **how)
 
 
 def shifts_rows(operands: Operands, out: MatrixRows) -> bool:
@@ -75,7 +76,7 @@ def shifts_rows(operands: Operands, out: MatrixRows) -> bool:
     Not a reduction so short that nothing need be copied for it (:mod:`.short_reductions`).
     """
     problem = operands.exact
-    if operands.batch > 1 or not operands.are_copied or problem.k <= MOST_STEPS:
+    if not operands.are_copied or problem.k <= MOST_STEPS:
         return False
     if not is_dense(out, dtype_bytes(problem.out_dtype)):
         return False
@@ -118,7 +119,7 @@ def _wavefronts(tile: ClusterTile, layout: str, shifts: str) -> float:
     return a + b + tile.block_m // WGMMA_ROWS * (WGMMA_ROWS + tile.block_n)
 
 
-def fastest_shifting(problem: Matmul, unreadable: str, multiprocessors: int) -> tuple[Shifting, float]:
+def fastest_shifting(problem: Matmul, unreadable: str, multiprocessors: int, batch: int = 1) -> tuple[Shifting, float]:
     """Return the choice that should take the least time, and its microseconds, copies of what it does not shift in it.
 
     It shifts the operands that are ``unreadable`` by TMA, "A", "B" or "AB", or of two such the larger, and the other is
@@ -128,26 +129,26 @@ def fastest_shifting(problem: Matmul, unreadable: str, multiprocessors: int) -> 
     found = []
     for shifts in dict.fromkeys((unreadable, larger if len(unreadable) > 1 else unreadable)):
         made, tiles = _tiles(problem.layout, shifts, multiprocessors)
-        us = _microseconds(problem, tiles, multiprocessors)
+        us = _microseconds(problem, tiles, batch)
         copied = {"A": problem.m, "B": problem.n}
         for name in set(unreadable) - set(shifts):
-            us = us + COPY_LAUNCH + COPIED * 2e-6 * copied[name] * problem.k
+            us = us + COPY_LAUNCH + COPIED * 2e-6 * batch * copied[name] * problem.k
         least = int(us.argmin())
         found.append((Shifting(made[least], shifts), float(us[least])))
     return min(found, key=lambda pair: pair[1])
 
 
-def _microseconds(problem: Matmul, tiles: _Tiles, multiprocessors: int) -> np.ndarray:
-    """Return about how long a product takes by each tile, without copies; infinite where its parts are too short."""
+def _microseconds(problem: Matmul, tiles: _Tiles, batch: int) -> np.ndarray:
+    """Return about how long a batch takes by each tile, without copies; infinite where its parts are too short."""
     t, (m, n, k) = tiles, (problem.m, problem.n, problem.k)
-    blocks = -(-m // t.rows) * -(-n // t.columns) * t.parts
+    blocks = batch * -(-m // t.rows) * -(-n // t.columns) * t.parts
     waves, busy = -(-blocks // t.at_once), np.minimum(blocks, t.at_once)
     all_k_tiles = -(-k // PANEL)
     multiplied = t.rows * t.columns * (PANEL * MULTIPLY_ADD)
     loaded = (t.rows + t.columns) * (2 * PANEL * LOADED * 1e-6) * busy
     k_tile = np.maximum(np.maximum(WAVEFRONT * t.wavefronts, multiplied), loaded)
     loop = waves * (-(-all_k_tiles // t.parts) * k_tile + WAVE)
-    reading = (m * k + n * k + m * n) * 2e-6 * READ
+    reading = batch * (m * k + n * k + m * n) * 2e-6 * READ
     storing = BOX * waves * t.rows * t.columns / (t.parts * PANEL * PANEL)
     us = np.maximum(loop, reading) + UNHIDDEN * np.minimum(loop, reading) + JOIN * (t.parts > 1) + storing
     return np.where((t.parts == 1) | (all_k_tiles // t.parts >= FEWEST_K_TILES), us, np.inf)

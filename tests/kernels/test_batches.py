@@ -16,9 +16,10 @@ from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.kernels.fused_epilogue import Epilogue
 from tensorir_ladder.kernels.kernel_form import KernelForm
 from tensorir_ladder.kernels.persistent import persistent
+from tensorir_ladder.kernels.shifting import room_for, shifting
 from tensorir_ladder.kernels.stream_k import plan_for
 from tensorir_ladder.kernels.swapped import swapped
-from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
+from tensorir_ladder.kernels.tiles import ClusterTile, HopperTile, RoleTile
 from tensorir_ladder.kernels.unaligned import unaligned
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
 from tensorir_ladder.schedules.errors import IllegalWorkload
@@ -45,6 +46,17 @@ def stays(tile: str, multiprocessors: int, columns: int = 0, blocks: int = 1, cu
 def as_they_lie(tile: str) -> Callable[..., Any]:
     """The kernel of rows that begin anywhere."""
     return lambda problem, **batch: unaligned(problem, HopperTile.parse(tile), overlapped=True, finish=BIASED, **batch)
+
+
+def shifted(tile: str, shifts: str) -> Callable[..., Any]:
+    """The kernel whose blocks shift rows."""
+    parsed = ClusterTile.parse(tile)
+
+    def make(problem: Matmul, **batch: Any) -> Any:
+        room = room_for(problem, parsed, shifts)
+        return shifting(problem, parsed, shifts, *room, overlapped=True, finish=BIASED, **batch)
+
+    return make
 
 
 # Kernel, products, their sizes and layout, columns of the output, its dtype, and operands that are one matrix for all.
@@ -84,6 +96,12 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[int, int, int, int], str, int, 
     "exchanged, float32": (one_tile("24x64x64/1x1/1"), (2, 21, 136, 264), "nn", 136, "float32", ""),
     "as they lie": (as_they_lie("64x64x128/1x1"), (3, 70, 99, 117), "nn", 99, "float16", ""),
     "as they lie, one A": (as_they_lie("128x128x64/2x1"), (3, 70, 99, 61), "nt", 99, "float16", "A"),
+    "rows of both shifted": (shifted("64x64x64/1x1/1x1", "AB"), (3, 70, 99, 197), "nn", 99, "float16", ""),
+    "rows of B shifted, parts": (shifted("128x128x64/2x1/1x1/3", "B"), (2, 150, 131, 328), "nn", 131, "float16", "A"),
+    "rows of B shifted, one A": (shifted("64x64x64/1x1/1x1", "B"), (3, 70, 99, 328), "nn", 99, "float16", "A"),
+    "rows of A shifted": (shifted("192x64x64/3x1/1x1", "A"), (2, 250, 136, 261), "nn", 136, "float16", ""),
+    "rows along k shifted": (shifted("64x64x64/1x1/1x1", "AB"), (2, 70, 136, 197), "nt", 136, "float16", "B"),
+    "rows shifted, float32": (shifted("64x64x64/1x1/1x1", "AB"), (2, 70, 99, 197), "nt", 99, "float32", ""),
     "as they lie, float32": (as_they_lie("64x64x64/1x1"), (2, 70, 99, 61), "nn", 99, "float32", "B"),
 }
 

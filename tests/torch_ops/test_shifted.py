@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 
@@ -44,7 +43,6 @@ def operands_of(m: int, n: int, k: int, layout: str = "nn", apart: int = 0, b_ap
         (operands_of(40, 95, 320, apart=640), None, True),  # A's rows have gaps, and TMA steps over them
         (operands_of(40, 95, 320), MatrixRows(40, 95, 256), False),
         (operands_of(40, 2**21 - 1, 1001), None, False),
-        (replace(operands_of(40, 95, 320), batch=2), None, False),
     ],
 )
 def test_which_operands_are_looked_at(operands: Operands, out: MatrixRows | None, taken: bool) -> None:
