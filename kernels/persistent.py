@@ -95,7 +95,7 @@ def persistent(
     results, ``bounded``, ``stamps`` and ``finish`` are as there.
 
     Results, ``columns``, ``batch`` and ``broadcast`` are as in :func:`kernels.warp_specialized.warp_specialized`; all
-    tiles of a batch are shared out among the blocks.
+    tiles of a batch are shared out among the blocks, whose rings have stages for k tiles of several of its products.
 
     With ``any_rows`` the kernel takes any number of rows, in a further parameter, and with it, as ``helpers`` and
     ``cut``, how the last wave is cut then (:func:`kernels.stream_k.plans_by_rows`): as many workers as the machine runs
@@ -148,7 +148,8 @@ def persistent(
             a_streams=tile_columns == 1 and "A" not in broadcast,
             b_streams=tile_rows == 1 and "B" not in broadcast and not form.any_rows,
         )
-    stages = max(FEWEST_STAGES, min(stages, known.k_tiles))
+    loaded = known.k_tiles if batch == 1 else known.k_tiles * -(-known.tiles // known.workers)  # k tiles of a worker
+    stages = max(FEWEST_STAGES, min(stages, loaded))
     pieces = most_pieces(problem, tile, machine) if form.any_rows else known.pieces
     room, again = pieces * total, form.any_rows or known.tiles > known.workers
     workers = machine.multiprocessors if form.any_rows else known.workers

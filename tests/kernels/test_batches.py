@@ -12,6 +12,7 @@ import tvm
 from support.cases import hopper
 from support.emulated_kernels import TARGET, emulate
 from support.exact_products import NUMPY
+from tensorir_ladder.kernels.codegen.host_code import launch_plan
 from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.kernels.fused_epilogue import Epilogue
 from tensorir_ladder.kernels.kernel_form import KernelForm
@@ -155,3 +156,21 @@ def test_a_batch_has_a_fixed_number_of_rows_and_no_residual(form: KernelForm) ->
     ):
         with pytest.raises(IllegalWorkload, match=r"a batch has .*got batch 2"):
             make()
+
+
+def test_rings_hold_k_tiles_of_several_products() -> None:
+    """Where a product has one k tile, the next one's is loaded meanwhile."""
+    problem, tile = Matmul(128, 128, 64, "float16", "nt"), RoleTile.parse("64x64x64/1x1")
+    form = KernelForm(overlapped=True)
+    held = [
+        launch_plan(
+            generate(
+                tvm.IRModule({"main": persistent(problem, tile, 6, form, machine=hopper(4), batch=batch)}),
+                TARGET,
+                "tirx",
+            )
+        ).shared_bytes
+        for batch in (1, 8)
+    ]
+    stage_bytes = 2 * 64 * 64 * 2
+    assert held[1] - held[0] > 3 * stage_bytes
