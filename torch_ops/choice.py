@@ -31,8 +31,8 @@ AnyChoice = KernelChoice | Streamed | Unaligned | Shifting  # what multiplies
 def choose(problem: Matmul, machine: Machine, conditions: Conditions = ALONE) -> AnyChoice:
     """Return the kernel that was measured to be fastest for a product on this GPU, or else should be.
 
-    Nothing was measured of batches and of kernels for any number of rows. Raises IllegalTile where the GPU can hold no
-    kernel of its menu.
+    Batches, and kernels for any number of rows, are estimated: nothing was measured of them. Raises IllegalTile where
+    the GPU can hold no kernel of its menu.
     """
     if not conditions.any_rows and conditions.batch == 1:
         found = None
