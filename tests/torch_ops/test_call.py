@@ -333,6 +333,7 @@ BATCHES: dict[str, tuple[tuple[int, ...], Any, tuple[int, ...], Any, int]] = {
     "one a of any length": ((5, 301), (), (3, 301, 16), (), 2),
     "one of each": ((1, 5, 304), (), (1, 304, 16), (), 1),
     "heads": ((2, 5, 3, 304), (), (2, 304, 3, 16), (), 1),
+    "heads of one batch": ((5, 3, 304), (), (304, 3, 16), (), 1),
     "heads of the same b": ((2, 3, 5, 304), (), (2, 1, 304, 16), (), 1),
     "a b for each head": ((2, 3, 5, 304), (), (3, 304, 16), (), 1),
     "more dimensions of b": ((3, 5, 304), (), (2, 3, 304, 16), (), 1),
@@ -341,13 +342,16 @@ BATCHES: dict[str, tuple[tuple[int, ...], Any, tuple[int, ...], Any, int]] = {
 }
 
 
+HEADS = ("heads", "heads of one batch")  # of tokens, in (batch, tokens, heads, columns)
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("name", BATCHES)
 def test_batches_are_multiplied_however_they_lie(library: Library, name: str, transposed: bool) -> None:
     a_sizes, a_part, b_sizes, b_part, launches = BATCHES[name]
     a, b = Tensor.integers(0, a_sizes, "float16")[a_part], Tensor.integers(1, b_sizes, "float16")[b_part]
-    if name == "heads":  # (batch, tokens, heads, columns), as attention has them
-        a, b = (Tensor(each.array.swapaxes(1, 2), "float16") for each in (a, b))
+    if name in HEADS:
+        a, b = (Tensor(each.array.swapaxes(-3, -2), "float16") for each in (a, b))
     if transposed:
         b = Tensor(np.ascontiguousarray(b.array.swapaxes(-1, -2)), "float16")
         b = Tensor(b.array.swapaxes(-1, -2), "float16")
@@ -1112,13 +1116,15 @@ def test_batches_are_right(real: Any, shape: tuple[int, int, int, int], transpos
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore::tensorir_ladder.torch_ops.errors.PaddedCopy")
 @pytest.mark.parametrize("out_dtype", ["float16", "float32"])
-@pytest.mark.parametrize("name", [name for name in BATCHES if name != "heads"])
+@pytest.mark.parametrize("name", BATCHES)
 def test_broadcast_batches_are_right(real: Any, name: str, out_dtype: str) -> None:
     a_sizes, a_part, b_sizes, b_part, _ = BATCHES[name]
     a, b = (
         random(real, seed, (int(np.prod(sizes[:-1])), sizes[-1]), "dense", "float16").view(sizes)[part]
         for seed, (sizes, part) in enumerate(((a_sizes, a_part), (b_sizes, b_part)))
     )
+    if name in HEADS:
+        a, b = (each.transpose(-3, -2) for each in (a, b))
     got, wanted = matmul(a, b, out_dtype=getattr(real, out_dtype)), a.double() @ b.double()
     assert float((got.double() - wanted).abs().max()) <= 2**-10 * float(wanted.abs().max())
 
