@@ -526,7 +526,8 @@ def test_a_real_block_leaves_a_timeline_that_makes_sense(
 @pytest.mark.parametrize("stages", [2, 4])
 def test_real_roles_leave_a_timeline_that_makes_sense(stages: int, step: int, tmp_path: Path) -> None:
     session = Session(require_compiler(), GpuBackend(), tmp_path, "a test", plan=RoundPlan(rounds=7, warmup_ms=20.0))
-    case = make_case(step, (4096, 4096, 1024), tile=RoleTile.parse("128x128x64/2x1"), stages=stages)
+    variant = {12: "roles"}.get(step)
+    case = make_case(step, (4096, 4096, 1024), variant, tile=RoleTile.parse("128x128x64/2x1"), stages=stages)
     taken = take(session, case)
     assert [problem for problem in timeline_problems(taken) if "uncommitted" not in problem] == []
     assert waiting_roles(taken) == ["producer", "consumer 0", "consumer 1"]
