@@ -4,8 +4,8 @@ A kernel is a function that returns a :class:`tvm.tirx.PrimFunc`, which the pipe
 whose docstring has the main loop in a few lines:
 
 - :mod:`.tma_ring` (a variant of step 11): one thread loads by TMA into a ring, all warpgroups multiply by wgmma.
-- :mod:`.warp_specialized` (a variant of step 12): a warpgroup that only loads, warpgroups that only multiply.
-- :mod:`.swapped` (step 12 for few rows): the same with operands exchanged, the reduction split over a cluster.
+- :mod:`.warp_specialized` (step 12, ``roles``): a warpgroup that only loads, warpgroups that only multiply.
+- :mod:`.swapped` (few rows): the same with operands exchanged, the reduction split over a cluster.
 - :mod:`.persistent` (step 13): as many blocks as run at once, each with one output tile after the other.
 - :mod:`.unaligned`: a short reduction at once, of rows that TMA cannot step over (:func:`torch_ops.matmul`).
 - :mod:`.shifting`: such rows of a long reduction, by producer warps that shift them into place, a ring's k tile each.

@@ -15,7 +15,7 @@ from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
 from tensorir_ladder.schedules.isa import ROW_BYTES, WARPGROUP, WGMMA_ROWS
 
 WARPS = 4  # of a warpgroup
-UNSAID = 1  # k tiles that step 12's consumers do not say to be empty: nothing is loaded behind the last
+UNSAID = 1  # k tiles that consumers of a block's only tile do not say to be empty: nothing is loaded behind the last
 FEWEST_STAGES, MOST_STAGES = 2, 8  # a consumer keeps one k tile's wgmma in flight
 MOST_SHARED_STAGES = 16  # of blocks that share loads: what is late for one of them is late for all
 OVERLAPS = "overlaps_launches"  # a function's attribute: its kernel waits by itself for the one before it

@@ -1,4 +1,4 @@
-"""Step 12's kernel for rows that TMA cannot step over: producer warps shift them into place (:mod:`.shifted_rows`).
+"""The kernel with roles for rows that TMA cannot step over: producer warps shift them (:mod:`.shifted_rows`).
 
 Kernels that TMA loads for read a copy of such an operand. The copy goes through memory twice before the product reads
 it once more: beside few rows of the other operand it takes longer than the product. Here each block copies what it
@@ -80,11 +80,11 @@ def shifting(
     batch: int = 1,
     broadcast: str = "",
 ) -> tirx.PrimFunc:
-    """``main(A, B, C)``: as step 12's, but two warpgroups of each block shift the rows of operands into place.
+    """``main(A, B, C)``: as :mod:`.warp_specialized`; two warpgroups of each block shift operands' rows.
 
     ::
 
-        producers, each warp:                              consumers: as step 12's, and
+        producers, each warp:                              consumers: as there, and
           for each k tile:                                   a fence, so that wgmma reads what threads wrote
             its rows of ``ahead`` k tiles are on their way
             wait until the first is there, and its stage empty
@@ -94,7 +94,7 @@ def shifting(
     ``shifts`` names the operands whose rows begin anywhere: "A", "B" or "AB". They are whole matrices without gaps
     between rows, which begin at any element. Of an operand that it does not name rows are by the 8 elements,
     those of the problem or a few more (a copy, whose tensor map says how long they are). The output has no gaps either.
-    Each of the ``parts`` of a :class:`kernels.tiles.ClusterTile` has its share of the reduction, as in step 12.
+    Each of the ``parts`` of a :class:`kernels.tiles.ClusterTile` has its share of the reduction.
 
     ``finish``, ``overlapped``, ``batch`` and ``broadcast`` are as in :func:`kernels.unaligned.unaligned`.
 

@@ -1,4 +1,4 @@
-"""Step 12's kernel for few rows: operands exchanged, so that B's columns fill the instruction's 64 rows."""
+"""The kernel with roles for few rows: operands exchanged, so that B's columns fill the instruction's 64 rows."""
 
 from __future__ import annotations
 

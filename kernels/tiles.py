@@ -483,7 +483,7 @@ def most_stages(tile: RoleTile, most: int, blocks: int = 1) -> int:
 
 
 def stages_of_one_tile(tile: RoleTile, most: int, nt: bool) -> int:
-    """Return how many stages a tile of 16-bit operands has where it is its block's only one: step 12's, upright.
+    """Return how many stages a tile of 16-bit operands has where it is its block's only one, upright.
 
     As many as have room beside the results; where these are few, those that have room where the results lie in the
     ring's memory once it is read (:meth:`RoleTile.boxes_in_ring`), up to ENOUGH_STAGES. ``nt`` as of

@@ -1,4 +1,4 @@
-"""Step 12's explicit kernel: a producer warpgroup that only loads, consumer warpgroups that only multiply."""
+"""A kernel of warpgroups with roles: a producer that only loads, consumers that only multiply."""
 
 from __future__ import annotations
 
