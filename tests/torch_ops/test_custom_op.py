@@ -209,6 +209,42 @@ def test_layers_compile_whole_and_once_for_all_sizes(operators: Any) -> None:
     assert frames <= 3  # the first size, any size, and the parameter
 
 
+def test_compiled_products_take_operands_as_they_lie() -> None:
+    """Padded, sliced and transposed operands arrive with their strides; further distances compile nothing more."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    from tensorir_ladder.torch_ops import custom_op
+
+    seen: dict[int, tuple[Any, Any]] = {}  # by the length of the reduction
+    counter = CompileCounterWithBackend("inductor")
+
+    def noting(a: Any, b: Any, *how: Any) -> Any:
+        seen[a.shape[1]] = a.stride(), b.stride()
+        return reference(a, b, *how)
+
+    def layer(x: Any, weight: Any) -> Any:
+        return matmul(x, weight), matmul(torch.relu(x)[:, :40], weight[:40])  # a slice of what torch computes
+
+    given = [
+        (normal(32, 64), normal(64, 48)),
+        (normal(32, 128)[:, 64:], normal(48, 64).T),
+        *((normal(32, 64 + padding)[:, :64], normal(64, 48 + padding)[:, :48]) for padding in (8, 16, 32)),
+        *((normal(32, 64 + padding)[:, :64], normal(48, 64 + padding)[:, :64].T) for padding in (8, 16, 32)),
+    ]
+    compiled, frames = torch.compile(layer, backend=counter, fullgraph=True), []
+    with torch.library._scoped_library(custom_op.NAMESPACE, "IMPL") as library:
+        library.impl("matmul", noting, "CPU")
+        for x, weight in given:
+            seen.clear()
+            for result, wanted in zip(compiled(x, weight), (x @ weight, torch.relu(x)[:, :40] @ weight[:40])):
+                torch.testing.assert_close(result, wanted, rtol=2**-8, atol=2**-6)
+            assert seen[64] == (x.stride(), weight.stride())
+            assert seen[40] == (torch.relu(x)[:, :40].stride(), weight.stride())
+            frames.append(counter.frame_count)
+    assert frames[3] == frames[4]
+    assert frames[6] == frames[7]
+
+
 def test_a_compiled_product_into_a_tensor_writes_there(operators: Any) -> None:
     def layer(a: Any, b: Any, out: Any) -> Any:
         return matmul(a, b, out=out) + 1
