@@ -2,6 +2,7 @@
 
 - ``rates/`` (``ladder microbench``): read here as the cost model takes them; :mod:`harness.models.rate_files` reads
   all, with where it comes from.
+- ``estimates/``: what the cost model takes of GPUs without such a file, by architecture, each number with its source.
 - ``costs/`` (``ladder calibrate``): menus of the call's kernels (:mod:`torch_ops.menu`), and trees that correct the
   schedules' formulas.
 - ``tuned/``: shapes for which we know the fastest kernel (:mod:`torch_ops.tuned_here`).
@@ -17,11 +18,13 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from tensorir_ladder.schedules.cost import CostRates
+from tensorir_ladder.schedules.cost import CLOCK_GHZ, CostRates
 from tensorir_ladder.schedules.errors import DamagedFile
 from tensorir_ladder.schedules.trees import Trees
 
 RATES, COSTS, TUNED = (Path(__file__).parent / name for name in ("rates", "costs", "tuned"))
+ESTIMATES = Path(__file__).parent / "estimates" / "families.json"
+COPIED = 0.9  # of the memory's bandwidth that a copy reaches, as an H200's does
 REMEDY = "restore it from git, or install the package again"
 Kind = TypeVar("Kind")
 MODELLED = "NVIDIA H200"  # the GPU of which everything was measured that the cost model takes
@@ -36,19 +39,39 @@ class _Rates(msgspec.Struct):
     quantities: dict[str, _Quantity]
 
 
-@functools.cache
-def cost_rates(gpu: str | None = None) -> CostRates:
-    """Return what the cost model takes: of a GPU's own file what it has, and all else of ``MODELLED``'s.
+class _Family(msgspec.Struct):
+    quantities: dict[str, _Quantity]
 
-    Only the order of candidates depends on it. The numbers marked as set by hand or measured once stand in the files
-    with their origin.
+
+class _Estimates(msgspec.Struct):
+    families: dict[str, _Family]
+
+
+@functools.cache
+def cost_rates(gpu: str | None = None, arch: str = "", memory_bytes_per_cycle: float = 0) -> CostRates:
+    """Return what the cost model takes: of a GPU's own file, else estimates, and all else of ``MODELLED``'s file.
+
+    Estimates are those of its architecture's family; its bandwidth is what its driver says, in bytes of a cycle of the
+    multiprocessors, if that is not 0. Only the order of candidates depends on it. The numbers marked as set by hand or
+    measured once stand in the files with their origin.
     """
     files = [read(path, _Rates) for path in sorted(RATES.glob("*.json"))]
     quantities = {file.gpu: file.quantities for file in files}
-    known = quantities.get(MODELLED, {}) | quantities.get(gpu or MODELLED, {})
+    estimates = estimated_rates(arch)
+    if estimates and memory_bytes_per_cycle:
+        estimates["copying_gb_s"] = _Quantity((COPIED * memory_bytes_per_cycle * CLOCK_GHZ,))
+    known = quantities.get(MODELLED, {}) | estimates | quantities.get(gpu or MODELLED, {})
     if missing := [field.name for field in fields(CostRates) if field.name not in known]:
         raise DamagedFile(f"{RATES} has no file of the {MODELLED} with {', '.join(missing)}; {REMEDY}")
     return CostRates(**{field.name: known[field.name].medians[0] for field in fields(CostRates)})
+
+
+def estimated_rates(arch: str) -> dict[str, _Quantity]:
+    """Return the estimates of an architecture's family: the newest that is not newer; none for older ones."""
+    families = read(ESTIMATES, _Estimates).families
+    number = int(re.sub(r"\D", "", arch) or 0)
+    fitting = [each for each in families if int(each.removeprefix("sm_")) <= number]
+    return dict(families[fitting[-1]].quantities) if fitting else {}
 
 
 class ScheduleTrees(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

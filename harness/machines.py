@@ -56,7 +56,7 @@ class GpuSpec:
 
     def for_choices(self) -> cost.Machine:
         """Return the machine as the cost model and the steps see it."""
-        rates, corrections = cost_rates(self.gpu), schedule_corrections(self.gpu)
+        rates, corrections = cost_rates(self.gpu, self.arch), schedule_corrections(self.gpu)
         return cost.Machine(
             self.target(), self.multiprocessors, rates, self.has_cp_async, self.gpu, corrections=corrections
         )
@@ -116,6 +116,7 @@ MACHINES: dict[str, GpuSpec] = {
         _machine("sm_90a", "NVIDIA H200", 132, 227, 228, 2048, 32),
         _machine("sm_90", "NVIDIA H200", 132, 227, 228, 2048, 32),
         _machine("sm_100a", "NVIDIA B200", 148, 227, 228, 2048, 32),
+        _machine("sm_100", "NVIDIA B200", 148, 227, 228, 2048, 32),
         _machine("sm_120", "NVIDIA GeForce RTX 5090", 170, 99, 100, 1536, 24),
     )
 }
@@ -123,9 +124,9 @@ DEFAULT_ARCH = "sm_90a"
 
 
 @functools.cache
-def choosing_machine(gpu: str, multiprocessors: int) -> cost.Machine:
-    """Describe a GPU of the default target as the call's choice sees it: one object, for which it keeps its choices."""
-    return replace(machine_for(DEFAULT_ARCH).of_gpu(gpu, multiprocessors).for_choices(), corrections=None)
+def choosing_machine(gpu: str, multiprocessors: int, arch: str = DEFAULT_ARCH) -> cost.Machine:
+    """Describe a GPU as the call's choice sees it: one object, for which it keeps its choices."""
+    return replace(machine_for(arch).of_gpu(gpu, multiprocessors).for_choices(), corrections=None)
 
 
 def machine_for(arch: str) -> GpuSpec:

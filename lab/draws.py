@@ -18,8 +18,12 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Draws:
-    """Some of what a seed draws: ``numbers``; of each ``emulate``-th that is a kernel the CUDA is run too."""
+    """Some of what a seed draws: ``numbers``; of each ``emulate``-th that is a kernel the CUDA is run too.
+
+    ``arch``: the architecture that all are for; "" for any that can be drawn.
+    """
 
     seed: int
     numbers: tuple[int, ...]
     emulate: int = 0
+    arch: str = ""

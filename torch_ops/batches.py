@@ -22,7 +22,8 @@ from tensorir_ladder.torch_ops.operands import Form, Operands, arrange, check_dt
 class Batches:
     """Operands and output with the same dimensions before the last two, ``outer``; a broadcast one has a stride of 0.
 
-    The last ``folded`` of these are rows of A and of the output: all their products have the same B.
+    The last ``folded`` of these are rows of A and of the output: all their products have the same B. ``dense``: the
+    kernel reaches contiguous matrices alone, and a batch of at least one of the operands.
     """
 
     outer: tuple[int, ...]
@@ -30,9 +31,10 @@ class Batches:
     b: Form
     out: Form
     folded: int = 0
+    dense: bool = False
 
     @classmethod
-    def of(cls, a: Form, b: Form, out: Form | None, out_dtype: str) -> Batches:
+    def of(cls, a: Form, b: Form, out: Form | None, out_dtype: str, dense: bool = False) -> Batches:
         """Broadcast two tensors, and fold dimensions into rows where that can be; without an ``out`` it is contiguous.
 
         ::
@@ -68,7 +70,7 @@ class Batches:
             raise ScatteredRows(
                 "out has matrices that lie upon each other", value=f"strides {out.strides}", remedy="do not expand it"
             )
-        found = cls(outer, _expanded(a, outer), _expanded(b, outer), out)
+        found = cls(outer, _expanded(a, outer), _expanded(b, outer), out, dense=dense)
         while found._folds_more():
             found = replace(found, folded=found.folded + 1)
         return found
@@ -117,11 +119,24 @@ class Batches:
         if form is not self.b:
             rows, row = prod(form.sizes[self._left : -1]), self._row_step(form)
         one = Form(form.name, (rows, columns), (row, step), form.dtype)
+        if self.dense and self._has_gaps(form, one, count, apart):
+            return None
         if count == 1 or apart == 0:
             return one if not self.outer or _is_stepped_over(self._stored(one)) else None
         if apart is None or not _is_reached(self._stored(one), count, apart, form is self.out):
             return None
         return Form(form.name, (count, rows, columns), (apart, row, step), form.dtype)
+
+    def _has_gaps(self, form: Form, one: Form, count: int, apart: int | None) -> bool:
+        """Tell whether a kernel of contiguous matrices needs a copy; what has no rows is refused elsewhere."""
+        stored = self._stored(one)
+        (rows, columns), row = stored.sizes, stored.strides[0]
+        if not stored.has_rows or (rows > 1 and row < columns):
+            return False
+        if count > 1 and apart == 0:
+            alone = form is self.a and not any(self.b.strides[: self._left])  # nothing else would be a batch
+            return alone or (rows > 1 and row != columns)
+        return (rows > 1 and row != columns) or (count > 1 and apart != rows * columns)
 
     def _stored(self, one: Form) -> Form:
         """Return a matrix as its rows lie in memory."""
@@ -138,7 +153,7 @@ class Batches:
         rows, columns = form.sizes[-2:]
         stored = self._stored(_matrix(form)).sizes
         turned = form is self.b and is_turned(_matrix(form))
-        as_it_is = form is self.out or stored[1] * form.itemsize % TMA_STRIDE_BYTES == 0
+        as_it_is = self.dense or form is self.out or stored[1] * form.itemsize % TMA_STRIDE_BYTES == 0
         padding = 0 if as_it_is else -stored[1] % (ROW_BYTES // form.itemsize)
         *apart, row, step = _contiguous((*outer, stored[0], stored[1] + padding))
         strides = (*apart, step, row) if turned else (*apart, row, step)

@@ -1,4 +1,4 @@
-"""Run a product of batches that one batch cannot describe: torch copies them to ones that a kernel reaches."""
+"""Run a product of matrices or batches that its kernel does not reach: torch copies them to ones that it does."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ class Gathered:
     def __init__(self, product: CallProduct, copies: Mapping[str, tuple[Form, Form]]) -> None:
         self._product, self._copies = product, copies
         warnings.warn(
-            f"a product of batches copies at each call what no kernel reaches as it lies: {self._described()}; batches "
-            "whose matrices begin equal distances apart, multiples of 16 bytes, are not copied",
+            f"a product copies at each call what its kernel does not reach as it lies: {self._described()}; contiguous "
+            "matrices are not copied, nor are, of 16 bits on Hopper, rows and matrices that begin equal distances "
+            "apart, multiples of 16 bytes",
             PaddedCopy,
             stacklevel=4,  # the caller of matmul
         )

@@ -19,7 +19,9 @@ from tensorir_ladder.torch_ops.copies import Copying
 from tensorir_ladder.torch_ops.launcher import CompiledKernel, compile_kernel
 from tensorir_ladder.torch_ops.problem import Setting
 
-SOURCES = Sources(Path(__file__).parents[1], ("schedules/**/*.py", "kernels/**/*.py", "torch_ops/*.py"))
+SOURCES = Sources(
+    Path(__file__).parents[1], ("schedules/**/*.py", "kernels/**/*.py", "relax/rules/*.py", "torch_ops/*.py")
+)
 PLAN_END = b"\n"  # a line of the launch, then the cubin
 
 Chosen = AnyChoice | Copying  # what makes a kernel

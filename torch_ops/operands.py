@@ -17,6 +17,8 @@ from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.errors import OverlappingOutput, ScatteredRows, UnalignedOperand, WrongDtype, WrongShape
 
+OPERANDS = (*PTX_TYPES, "float32")  # dtypes
+
 
 @dataclass(frozen=True)
 class Form:
@@ -203,7 +205,7 @@ def arrange(a: Form, b: Form, out_dtype: str) -> Operands:
 
     Raises
     ------
-    WrongDtype : for operands of other dtypes than float16 or bfloat16, or of two; for outputs that are not stored.
+    WrongDtype : for operands of other dtypes than :data:`OPERANDS`, or of two; for outputs that are not stored.
     ScatteredRows, UnalignedOperand : see :meth:`Form.rows`.
     IllegalWorkload : for sizes below 1, or indices beyond 31 bits.
     """
@@ -248,7 +250,7 @@ def check_address(name: str, address: int) -> None:
     """Raise UnalignedOperand for an address that is no multiple of 16."""
     if address % TMA_STRIDE_BYTES:
         raise UnalignedOperand(
-            f"{name} begins where TMA cannot read",
+            f"{name} begins where neither TMA nor vectors of 16 bytes can",
             value=f"{address:#x}, {address % TMA_STRIDE_BYTES} bytes beyond a multiple of {TMA_STRIDE_BYTES}",
             limit=f"multiples of {TMA_STRIDE_BYTES} bytes",
             remedy="call .clone() on it",
@@ -262,11 +264,11 @@ def is_turned(b: Form) -> bool:
 
 def check_dtypes(a: str, b: str, out: str) -> None:
     """Raise WrongDtype for operands and an output that the kernels do not take."""
-    if a not in PTX_TYPES or a != b:
+    if a not in OPERANDS or a != b:
         raise WrongDtype(
-            "operands of dtypes that wgmma does not multiply here",
+            "operands of dtypes that the kernels do not multiply",
             value=f"{a} and {b}",
-            limit=f"both {' or both '.join(PTX_TYPES)}",
+            limit=f"both {' or both '.join(OPERANDS)}",
             remedy="convert them with .to()",
         )
     if out not in STORED:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import numbers
+from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,9 @@ from tensorir_ladder.kernels.codegen.launch_plan import MatrixRows
 from tensorir_ladder.kernels.codegen.toolchain import require_compiler
 from tensorir_ladder.kernels.epilogue import can_store_by_tma
 from tensorir_ladder.kernels.fused_epilogue import Epilogue
-from tensorir_ladder.kernels.tiles import ROLE_CHOICES, HopperTile
+from tensorir_ladder.kernels.tiles import ROLE_CHOICES
 from tensorir_ladder.schedules.cost import Machine
+from tensorir_ladder.schedules.isa import WGMMA_ARCH
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.batches import Batches
@@ -30,6 +32,7 @@ from tensorir_ladder.torch_ops.launcher import LoadedKernel, load_kernel
 from tensorir_ladder.torch_ops.operands import Form, Operands, check_bias, is_dense
 from tensorir_ladder.torch_ops.problem import Conditions, Setting, UnpaddedOperands
 from tensorir_ladder.torch_ops.product import CallProduct
+from tensorir_ladder.torch_ops.scheduled import is_scheduled, schedule_for
 from tensorir_ladder.torch_ops.shifted import Shifting, shifts_rows
 from tensorir_ladder.torch_ops.short_reductions import Unaligned, more_microseconds, reads_as_they_lie
 
@@ -39,9 +42,10 @@ if TYPE_CHECKING:
 Key = tuple[Any, ...]  # a tensor's sizes, strides, dtype and GPU
 
 CACHED_PRODUCTS = 4096  # forms of operands whose checks are kept; their kernels are kept for good
-HOPPER = (9, 0)
-# Numbers of CUdevice_attribute: compute capability, multiprocessors, and a target's limits by their names.
-CAPABILITY, MULTIPROCESSORS = (75, 76), 16
+OLDEST, HOPPER = (8, 0), (9, 0)
+# Numbers of CUdevice_attribute: compute capability, multiprocessors, clocks of these and of memory, width of the bus,
+# and the limits of a target by their names.
+CAPABILITY, MULTIPROCESSORS, CLOCKS = (75, 76), 16, (13, 36, 37)
 LIMITS = {
     "max_threads_per_block": 1,
     "thread_warp_size": 10,
@@ -104,16 +108,19 @@ def prepared(
         raise WrongDtype("out has another dtype than out_dtype", value=out[2], limit=dtype, remedy="give one of both")
     forms = {name: Form(name, tuple(key[0]), tuple(key[1]), _name(key[2])) for name, key in given.items()}
     check_factor(alpha)
-    batches = Batches.of(forms["a"], forms["b"], forms.get("out"), _name(dtype))
+    machine = gpu_machine(device)
+    scheduled = is_scheduled(forms["a"].dtype, machine)
+    batches = Batches.of(forms["a"], forms["b"], forms.get("out"), _name(dtype), dense=scheduled)
     if copies := batches.copies:
         keys = {name: (copy.sizes, copy.strides, *given[name][2:]) for name, (_, copy) in copies.items()}
         lain = [keys.get("a", a), keys.get("b", b), None if "out" in keys else out]
         return Gathered(prepared(*lain, dtype, bias, activation, alpha, any_m), copies)
     operands, result = batches.arranged()
+    if scheduled:
+        operands = replace(operands, problem=operands.exact)
     if bias:
         check_bias(forms["bias"], operands)
     finish = Epilogue(float(alpha), forms["bias"].dtype if bias else "", activation or "")
-    machine = gpu_machine(device)
     choice, problem, setting = choose_for(operands, finish, any_m, machine, result)
     kernel = _loaded(choice, problem, setting, device)
     free = choice.at_any_element(problem) if isinstance(choice, Unaligned | Shifting) else ""
@@ -128,6 +135,8 @@ def choose_for(
 
     ``out``: how its output lies; contiguous where that is not said.
     """
+    if is_scheduled(operands.problem.dtype, machine):
+        return schedule_for(operands, finish, any_m, machine)
     problem, batch, broadcast = operands.problem, operands.batch, operands.broadcast
     unpadded, result = None, out or operands.contiguous
     if not any_m and (reads_as_they_lie(operands, result) or shifts_rows(operands, result)):
@@ -157,25 +166,33 @@ def _loaded(choice: Chosen, problem: Matmul | None, setting: Setting, device: in
             f"the first {first} loads a kernel, which cannot be captured in a CUDA graph; call it once before"
         )
     compiled = build_kernel(choice, problem, setting, require_compiler())
-    return load_kernel(compiled, cuda_driver(), device, str(choice))
+    arch = setting.machine.target.attrs["arch"]
+    label = str(choice) if arch == WGMMA_ARCH else f"{choice}, not measured on {arch}"
+    return load_kernel(compiled, cuda_driver(), device, label)
 
 
 @functools.cache
 def gpu_machine(device: int) -> Machine:
-    """Ask the driver for a GPU's limits, multiprocessors and name; UnsupportedGpu for any but an sm_90."""
+    """Ask the driver for a GPU's limits, multiprocessors and name; UnsupportedGpu for any older than an sm_80.
+
+    Rates are those of its own file, or else estimated of its architecture and of what the driver knows of its memory.
+    """
     driver = cuda_driver()
-    capability = tuple(driver.attribute(device, number) for number in CAPABILITY)
-    if capability != HOPPER:
+    ask = functools.partial(driver.attribute, device)
+    major, minor = map(ask, CAPABILITY)
+    if (major, minor) < OLDEST:
         raise UnsupportedGpu(
-            "the kernels are made of Hopper's instructions, which this GPU lacks",
-            value=f"sm_{capability[0]}{capability[1]}",
-            limit="sm_90",
+            "the kernels are made of instructions that this GPU lacks: cp.async, mma.sync, or Hopper's",
+            value=f"sm_{major}{minor}",
+            limit="sm_80 or newer",
             remedy="call torch.matmul",
         )
-    limits = {name: driver.attribute(device, number) for name, number in LIMITS.items()}
-    target = Target({"kind": "cuda", "arch": HopperTile.ARCH, **limits})
+    arch = WGMMA_ARCH if (major, minor) == HOPPER else f"sm_{major}{minor}"
+    clock_khz, memory_khz, bus_bits = map(ask, CLOCKS)
+    memory_bytes_per_cycle = 2 * memory_khz * bus_bits / 8 / clock_khz  # two transfers a cycle
+    target = Target({"kind": "cuda", "arch": arch, **{name: ask(number) for name, number in LIMITS.items()}})
     name = driver.name(device)
-    return Machine(target, driver.attribute(device, MULTIPROCESSORS), cost_rates(name), name=name)
+    return Machine(target, ask(MULTIPROCESSORS), cost_rates(name, arch, memory_bytes_per_cycle), name=name)
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -212,7 +229,7 @@ def _device_of(given: dict[str, Key]) -> int:
     for name, (_, _, _, device) in given.items():
         if device < 0:
             if not torch.cuda.is_available():
-                raise UnsupportedGpu("there is no GPU that torch sees", remedy="run where there is an sm_90")
+                raise UnsupportedGpu("there is no GPU that torch sees", remedy="run where there is an sm_80 or newer")
             raise WrongDevice(f"{name} is not on a GPU", value="cpu", limit="cuda", remedy="call .cuda() on it")
         if device != (current := torch._C._cuda_getDevice()):
             raise WrongDevice.of_another_gpu(name, device, current)

@@ -12,7 +12,7 @@ from itertools import chain, zip_longest
 from rich.markup import escape
 
 from tensorir_ladder.harness import execution
-from tensorir_ladder.harness.commands.build import ScheduleToBuild, ToBuild, build_ahead, hopper_machine
+from tensorir_ladder.harness.commands.build import ScheduleToBuild, ToBuild, build_ahead, called_machine
 from tensorir_ladder.harness.commands.measuring import unfinished
 from tensorir_ladder.harness.commands.options import UsageError, add_jobs, add_places, seed_number
 from tensorir_ladder.harness.commands.printing import console, new_table, progress
@@ -120,8 +120,7 @@ def _takes(one: Drawn, machine: GpuSpec) -> ToBuild | ScheduleToBuild:
     """Return what takes a shape on a GPU."""
     if GROUPS[one.group].scheduled:
         return ScheduleToBuild(scheduled_case(one.problem, machine))
-    called = hopper_machine()
-    return ToBuild(one.problem, called.name, called.multiprocessors)
+    return ToBuild.on(called_machine(), one.problem)
 
 
 def _build_all(drawn: Sequence[Drawn], jobs: int, end: float) -> int:

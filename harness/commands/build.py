@@ -16,24 +16,26 @@ from tensorir_ladder.harness.built_schedules import SCHEDULES, build_schedule, f
 from tensorir_ladder.harness.commands.options import UsageError, add_jobs
 from tensorir_ladder.harness.commands.printing import progress
 from tensorir_ladder.harness.commands.values import whole
-from tensorir_ladder.harness.machines import DEFAULT_ARCH, choosing_machine, machine_for
+from tensorir_ladder.harness.machines import DEFAULT_ARCH, MACHINES, choosing_machine, machine_for
 from tensorir_ladder.harness.workers import Lost, Tell, each_in_a_process
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.kernels.codegen.build_cache import cache_folder
 from tensorir_ladder.kernels.codegen.toolchain import Compiler
 from tensorir_ladder.kernels.fused_epilogue import PLAIN
 from tensorir_ladder.schedules.cost import Machine
-from tensorir_ladder.schedules.isa import PTX_TYPES
 from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
 from tensorir_ladder.torch_ops.choice import AnyChoice
 from tensorir_ladder.torch_ops.copies import Copying
+from tensorir_ladder.torch_ops.few_rows import Streamed
 from tensorir_ladder.torch_ops.kept import KERNELS, Chosen, are_kept, build_kernels
-from tensorir_ladder.torch_ops.operands import Form, Operands, arrange
+from tensorir_ladder.torch_ops.operands import OPERANDS, Form, Operands, arrange
 from tensorir_ladder.torch_ops.prepared import choose_for, gpu_machine
 from tensorir_ladder.torch_ops.problem import Setting
+from tensorir_ladder.torch_ops.scheduled import Scheduled
 from tensorir_ladder.torch_ops.shifted import Shifting
 from tensorir_ladder.torch_ops.short_reductions import Unaligned
 
+CALLED = tuple(arch for arch in MACHINES if arch not in ("sm_75", "sm_100a"))  # as the call names them
 SHAPE = re.compile(r"(\d+)x(\d+)x(\d+)")
 LIMIT_S = 600.0  # for one kernel
 
@@ -59,6 +61,12 @@ class ToBuild:
     problem: Matmul
     gpu: str
     multiprocessors: int
+    arch: str = DEFAULT_ARCH
+
+    @classmethod
+    def on(cls, machine: Machine, problem: Matmul) -> ToBuild:
+        """Build for a machine."""
+        return cls(problem, machine.name, machine.multiprocessors, str(machine.target.attrs["arch"]))
 
     @property
     def made_for(self) -> tuple[AnyChoice, Matmul, Setting]:
@@ -73,7 +81,7 @@ class ToBuild:
         """All that a call loads: the product's kernel, and the one that copies rows where some are copied."""
         made_for = self.made_for
         choice, operands = made_for[0], self._operands
-        copies = operands.are_copied and not isinstance(choice, Unaligned)
+        copies = operands.are_copied and not isinstance(choice, Unaligned | Streamed | Scheduled)
         if isinstance(choice, Shifting):
             copies = choice.copies(operands)
         return [made_for, *([(Copying(), None, Setting(self._machine))] if copies else [])]
@@ -94,7 +102,7 @@ class ToBuild:
 
     @property
     def _machine(self) -> Machine:
-        return choosing_machine(self.gpu, self.multiprocessors)
+        return choosing_machine(self.gpu, self.multiprocessors, self.arch)
 
     def __str__(self) -> str:
         return f"{self.problem.m}x{self.problem.n}x{self.problem.k} {self.problem.layout} {self.problem.dtype}"
@@ -120,19 +128,23 @@ class ScheduleToBuild:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the file, the GPU and how many processes."""
-    text = f"a line for each product: MxNxK [{' | '.join(LAYOUTS)}] [{' | '.join(PTX_TYPES)}] (nn, float16)"
+    text = f"a line for each product: MxNxK [{' | '.join(LAYOUTS)}] [{' | '.join(OPERANDS)}] (nn, float16)"
     parser.add_argument("--shapes", type=Path, required=True, metavar="FILE", help=text)
-    usual = machine_for(DEFAULT_ARCH).gpu
-    parser.add_argument("--gpu", metavar="NAME", help=f"as its driver names it (the one here; else {usual})")
+    parser.add_argument("--arch", help=f"one of {', '.join(CALLED)} (the GPU's, else {DEFAULT_ARCH})")
+    parser.add_argument("--gpu", metavar="NAME", help="as its driver names it (the one here; else the architecture's)")
     add_jobs(parser)
 
 
 def run(options: argparse.Namespace, _command: str) -> int:
     """Build what is not kept yet, side by side."""
     wanted = read_shapes(options.shapes)
-    machine = hopper_machine(options.gpu)
-    build_ahead([ToBuild(problem, machine.name, machine.multiprocessors) for problem in wanted], options.jobs)
-    print(f"{len(wanted)} products of {options.shapes} are built for the {machine.name}")
+    if options.arch not in (None, *CALLED):
+        raise UsageError(f"--arch {options.arch}: the call has kernels for {', '.join(CALLED)}")
+    machine = called_machine(options.gpu, options.arch)
+    build_ahead([ToBuild.on(machine, problem) for problem in wanted], options.jobs)
+    arch = machine.target.attrs["arch"]
+    unmeasured = "" if arch == DEFAULT_ARCH else f" ({arch}, on which nothing was measured)"
+    print(f"{len(wanted)} products of {options.shapes} are built for the {machine.name}{unmeasured}")
     return 0
 
 
@@ -170,11 +182,11 @@ def read_shapes(path: Path) -> list[Matmul]:
 def _product(words: Sequence[str], place: str) -> Matmul:
     shape, *more = words
     match = SHAPE.fullmatch(shape)
-    layouts, dtypes = ([word for word in more if word in known] for known in (LAYOUTS, PTX_TYPES))
+    layouts, dtypes = ([word for word in more if word in known] for known in (LAYOUTS, OPERANDS))
     if not match or len(more) != len(layouts) + len(dtypes) or max(len(layouts), len(dtypes)) > 1:
         written = " ".join(words)
         raise UsageError(
-            f"{place}: {written!r:.60} is not MxNxK [{' | '.join(LAYOUTS)}] [{' | '.join(PTX_TYPES)}]; write for "
+            f"{place}: {written!r:.60} is not MxNxK [{' | '.join(LAYOUTS)}] [{' | '.join(OPERANDS)}]; write for "
             "example 1024x512x256 nt bfloat16"
         )
     sizes = [whole(size, place) for size in match.groups()]
@@ -184,11 +196,11 @@ def _product(words: Sequence[str], place: str) -> Matmul:
         raise UsageError(f"{place}: {refused}") from None
 
 
-def hopper_machine(gpu: str | None = None) -> Machine:
-    """Describe the GPU here, or the one named, as the choice sees it; without either the one that is usual."""
-    if gpu is None and execution.gpu_present():
+def called_machine(gpu: str | None = None, arch: str | None = None) -> Machine:
+    """Describe the GPU here, or the one named, as the choice sees it; else the one that stands for an architecture."""
+    if gpu is None and arch is None and execution.gpu_present():
         return gpu_machine(execution.require_gpu().cuda.current_device())
-    machine = machine_for(DEFAULT_ARCH)
+    machine = machine_for(arch or DEFAULT_ARCH)
     return machine.of_gpu(gpu or machine.gpu).for_choices()
 
 

@@ -45,7 +45,7 @@ from tensorir_ladder.harness.call_menus import (
     with_times,
 )
 from tensorir_ladder.harness.call_menus import NAME as CALL_NAME
-from tensorir_ladder.harness.commands.build import Ahead, ScheduleToBuild, build_ahead, hopper_machine
+from tensorir_ladder.harness.commands.build import Ahead, ScheduleToBuild, build_ahead, called_machine
 from tensorir_ladder.harness.commands.options import UsageError, add_jobs, seed_number, shapes_in
 from tensorir_ladder.harness.commands.printing import progress
 from tensorir_ladder.harness.commands.values import between
@@ -178,7 +178,7 @@ def _time(part: _Part, options: argparse.Namespace) -> int:
 
 def _call(machine: GpuSpec, results: Path, origin: str, asked: list[Matmul], options: argparse.Namespace) -> _Part:
     """Return the call's part: products that were asked for, or drawn ones that the file has no times of."""
-    path, gpu = call_menus_path(results, machine.gpu), hopper_machine()
+    path, gpu = call_menus_path(results, machine.gpu), called_machine()
     empty = CallMenus(machine.gpu, machine.multiprocessors, "")
     known = {each.problem for each in (read_call_menus(path) if path.exists() else empty).shapes}
     products = asked or [each for each in draw_products(options.seed, options.count) if each not in known]

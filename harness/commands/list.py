@@ -29,6 +29,7 @@ def run(_options: argparse.Namespace, _command: str) -> int:
     for file in measured_gpus():
         measured = sum(bool(quantity.samples) for quantity in file.quantities.values())
         print(f"rates of {file.gpu} ({file.arch}): {measured} measured by microbench")
+    print("rates of all other GPUs: estimated, not measured (gpus/estimates)")
     print(f"peers (run and sweep --peers): {', '.join(KINDS)}")
     return 0
 

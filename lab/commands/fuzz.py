@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +21,7 @@ from tensorir_ladder.harness.execution import require_gpu
 from tensorir_ladder.harness.records import Journal, append, check_appendable
 from tensorir_ladder.harness.workers import Lost, each_in_a_process
 from tensorir_ladder.kernels.codegen import toolchain
+from tensorir_ladder.lab.call_draws import ARCHES, ON_HOPPER, run_calls
 from tensorir_ladder.lab.draws import Draws
 from tensorir_ladder.lab.draws import Outcome as Drawn
 from tensorir_ladder.lab.fuzzing import PLACES, Bad, Draw, FuzzOutcome, run_draw, summed_up
@@ -29,7 +30,7 @@ from tensorir_ladder.steps.registry import find_steps, get_step
 
 SOURCES = (*MEASURING_SOURCES, "emulator/*.py", "emulator/device/*")
 RECORDED = ("command", "slots", "executed")  # fields that tell a record of this command
-TOGETHER = 40  # misuses that a process draws
+TOGETHER, CALLS_TOGETHER = 40, 5  # misuses, and calls, that a process draws
 FIRST_ON_GPU = 10  # the steps before are nothing that the emulator and LLVM could not tell
 
 
@@ -47,6 +48,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", type=int, metavar="DRAW", help="run this draw alone, as in the run of all")
     misuses = "instead: calls of public schedule functions drawn with wrong arguments, each refused, nothing changed"
     parser.add_argument("--misuses", type=between(1, 10**6), metavar="N", help=misuses)
+    calls = "instead: products as torch_ops.matmul takes them without wgmma, small ones in the emulator"
+    parser.add_argument("--calls", type=between(1, 10**6), metavar="N", help=calls)
+    compiles = "with --calls: large ones, compiled by nvcc for this architecture"
+    parser.add_argument("--compile", choices=(*ARCHES, ON_HOPPER), metavar="ARCH", help=compiles)
     parser.add_argument("--out", type=Path, help="file of JSON lines that the record is appended to")
     add_revision(parser)
 
@@ -57,7 +62,10 @@ def run(options: argparse.Namespace, command: str) -> int:
     On the GPU the first kernel that hangs ends the run: what shares the GPU with it tells nothing.
     """
     if options.misuses is not None:
-        return _run_misuses(options)
+        return _run_parts(options, "--misuses", options.misuses, run_misuses)
+    if options.calls is not None:
+        toolchain.require_compiler() if options.compile else _check_place("emulator")
+        return _run_parts(options, "--calls", options.calls, run_calls)
     draws, started = _draws(options), time.monotonic()
     with _journal(options, draws) as journal:
         outcomes = list({outcome.number: outcome for outcome in journal.entries}.values()) if journal else []
@@ -80,25 +88,31 @@ def run(options: argparse.Namespace, command: str) -> int:
     return WRONG if any(outcome.bad for outcome in outcomes) else 0
 
 
-def _run_misuses(options: argparse.Namespace) -> int:
+def _run_parts(options: argparse.Namespace, what: str, number: int, run: Callable[..., list[Drawn]]) -> int:
+    """Run draws in parts, and print those that went wrong."""
     if options.step or options.out or options.on != "emulator":
-        raise UsageError("--misuses takes --seed, --only and --jobs, and no --step, --on or --out")
-    wanted = range(options.misuses) if options.only is None else [options.only]
-    parts = [Draws(options.seed, tuple(wanted[at : at + TOGETHER])) for at in range(0, len(wanted), TOGETHER)]
+        raise UsageError(f"{what} takes --seed, --only and --jobs, and no --step, --on or --out")
+    wanted = range(number) if options.only is None else [options.only]
+    together = TOGETHER if run is run_misuses else CALLS_TOGETHER
+    how = (1, "") if not options.compile else (0, options.compile)
+    parts = [Draws(options.seed, tuple(wanted[at : at + together]), *how) for at in range(0, len(wanted), together)]
     counts: Counter[str] = Counter()
-    with progress() as bar, closing(each_in_a_process(run_misuses, parts, options.jobs, options.limit_s)) as results:
-        for part, found in bar.track(results, len(parts), 0, description="misuses"):
+    with progress() as bar, closing(each_in_a_process(run, parts, options.jobs, options.limit_s)) as results:
+        for part, found in bar.track(results, len(parts), 0, description=what.strip("-")):
             lost = isinstance(found, Lost)
             for one in [Drawn(part.numbers[0], "lost", f"{found.doing}: {found.reason}")] if lost else found:
                 counts[one.what] += 1
-                if one.what in ("failed", "lost"):
-                    repeat = "" if lost else f"\n  ladder fuzz --misuses 1 --seed {options.seed} --only {one.number}"
+                if one.what in ("wrong", "failed", "lost"):
+                    compiled = f" --compile {options.compile}" if options.compile else ""
+                    again = f"\n  ladder fuzz {what} 1{compiled} --seed {options.seed} --only {one.number}"
+                    repeat = "" if lost else again
                     print(f"{one.what}: {one.text}{repeat}")
+    failed = "raised something else or changed the schedule" if run is run_misuses else "raised something"
     print(
-        f"{counts.total()} calls: {counts['refused']} refused, {counts['right']} done, {counts['failed']} raised "
-        f"something else or changed the schedule, {counts['lost']} ended their process"
+        f"{counts.total()} calls: {counts['refused']} refused, {counts['right']} done, {counts['wrong']} wrong, "
+        f"{counts['failed']} {failed}, {counts['lost']} ended their process"
     )
-    return WRONG if counts["failed"] or counts["lost"] else 0
+    return WRONG if counts["wrong"] or counts["failed"] or counts["lost"] else 0
 
 
 def _journal(options: argparse.Namespace, draws: list[Draw]) -> AbstractContextManager[Journal[FuzzOutcome] | None]:

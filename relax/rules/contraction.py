@@ -27,7 +27,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -104,6 +104,7 @@ class Shape:
     first or the second operand is the reduction's. ``computed`` are the operands that are computed before the product,
     and not just moved; ``kept`` those of them that may be kept: of known extents, and not much more than their source.
     ``result_bytes`` are moved for each result: its own, and those of elements that the epilogue reads for it alone.
+    ``one_kernel``: the reduction is not cut in parts, which another kernel would add up.
     """
 
     batch: int | None
@@ -116,6 +117,7 @@ class Shape:
     computed: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()
     result_bytes: int = 2
+    one_kernel: bool = False
 
     @classmethod
     def of(cls, product: Product) -> Shape:
@@ -204,7 +206,8 @@ class Engine:
 
     def _parts(self, shape: Shape, choice: Choice) -> list[int]:
         """List the numbers of parts that a reduction can be cut in, all of the same whole k tiles."""
-        if not self.splits or shape.batch != 1 or shape.reduction is None or shape.columns is None:
+        whole = shape.one_kernel or shape.batch != 1
+        if not self.splits or whole or shape.reduction is None or shape.columns is None:
             return [1]
         k_tiles, rest = divmod(shape.reduction, choice.tile.block_k)
         return [p for p in PARTS if p == 1 or not (rest or k_tiles % p or k_tiles // p < SHORTEST_PART)]
@@ -269,7 +272,7 @@ class Contraction(Rule):
         shape = Shape.of(product)
         planned = self.plans(product, target, most_rows)
         few = _few_rows(func, target, each) if (each := _rows_of_each(product, shape)) else []
-        return [*few, *(_first_lowered(func, shape, most, plans, target) for most, plans in planned)]
+        return [*few, *(first_lowered(func, shape, most, plans, target) for most, plans in planned)]
 
     def plans(
         self, product: Product, target: Target, most_rows: int | None = None
@@ -286,7 +289,7 @@ class Contraction(Rule):
         for most, rows in _ranges(each, shape) if each else [(None, shape.rows or MANY)]:
             if most_rows is not None and rows > most_rows:
                 break
-            plans = _plans(shape, rows, machine)
+            plans = plans_of(shape, rows, machine)
             while planned and _serves(plans, planned[-1][2], shape, planned[-1][1], machine):
                 planned.pop()
             planned.append((most, rows, plans))
@@ -295,7 +298,7 @@ class Contraction(Rule):
     def any_extent(self, func: tirx.PrimFunc, target: Target) -> Body:
         """Return the one form of a function for all its extents, made for those that are seldom met: of small tiles."""
         shape = Shape.of(product_of(func))
-        return _first_lowered(func, shape, None, _plans(shape, SELDOM, self._machine_of(target)), target)
+        return first_lowered(func, shape, None, plans_of(shape, SELDOM, self._machine_of(target)), target)
 
     def _machine_of(self, target: Target) -> Machine:
         """Return the machine to choose for; NotTaken for a target that is not the machine's."""
@@ -309,7 +312,7 @@ class Contraction(Rule):
         return self.machine
 
 
-def _plans(shape: Shape, rows: int, machine: Machine) -> list[ContractionPlan]:
+def plans_of(shape: Shape, rows: int, machine: Machine) -> list[ContractionPlan]:
     """Return the plan of each engine that takes a shape, the fastest engine's first."""
     able = [engine for engine in ENGINES if not engine.obstacle(shape, machine)]
     return [plan for engine in able if (plan := engine.plan(shape, rows, machine))]
@@ -339,8 +342,8 @@ def _few_rows(func: tirx.PrimFunc, target: Target, each: int) -> list[Body]:
         return []
 
 
-def _first_lowered(
-    func: tirx.PrimFunc, shape: Shape, most: int | None, plans: list[ContractionPlan], target: Target
+def first_lowered(
+    func: tirx.PrimFunc, shape: Shape, most: int | None, plans: Sequence[ContractionPlan], target: Target
 ) -> Body:
     """Lower a function by the first plan that can schedule it; NotTaken with all reasons where none can."""
     reasons = []

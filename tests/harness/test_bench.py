@@ -95,7 +95,7 @@ def small(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     built: list[ToBuild | ScheduleToBuild] = []
     monkeypatch.setattr(call, "entrant", entrant)
     monkeypatch.setattr(bench, "build_ahead", lambda wanted, _jobs: built.extend(wanted))
-    monkeypatch.setattr(bench, "hopper_machine", lambda: hopper(name="NVIDIA H200"))
+    monkeypatch.setattr(bench, "called_machine", lambda: hopper(name="NVIDIA H200"))
     monkeypatch.setattr(shapes, "build_schedule", lambda case, _compiler: SimpleNamespace(case=case, digests=DIGESTS))
     monkeypatch.setattr(shapes, "load_schedule", loaded)
     gpu.built = built

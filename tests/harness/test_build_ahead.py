@@ -52,7 +52,7 @@ def test_a_file_names_products_each_once(shapes: Callable[[str], Path]) -> None:
         ("64x64x-64", "is not MxNxK"),
         ("64x64x64 tn", "'64x64x64 tn' is not"),
         ("64x64x64 nn nt", "is not MxNxK"),
-        ("64x64x64 float32", "is not MxNxK"),
+        ("64x64x64 float64", "is not MxNxK"),
         ("64x64x64 float16 bfloat16", "is not MxNxK"),
         ("0x64x64", "illegal size m .got 0"),
         (f"64x{'9' * 30}x64", "30 digits"),

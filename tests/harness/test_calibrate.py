@@ -50,7 +50,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(execution, "GpuBackend", lambda: None)
     monkeypatch.setattr(execution, "gpu_present", lambda: True)
     monkeypatch.setattr(execution, "gpu_machine", lambda: H200)
-    monkeypatch.setattr(calibrate, "hopper_machine", H200.for_choices)
+    monkeypatch.setattr(calibrate, "called_machine", H200.for_choices)
     monkeypatch.setattr(toolchain, "require_compiler", lambda: None)
     return found
 

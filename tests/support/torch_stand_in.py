@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Mapping
 from math import prod
 from types import SimpleNamespace
 from typing import Any
@@ -161,7 +162,12 @@ class Library:
     that these were given; ``capture`` numbers the capture that goes on.
     """
 
-    def __init__(self, capability: tuple[int, int] = (9, 0)) -> None:
+    def __init__(
+        self,
+        capability: tuple[int, int] = (9, 0),
+        gpu: str = "NVIDIA H200",
+        attributes: Mapping[int, int] | None = None,
+    ) -> None:
         self.calls: list[tuple[str, tuple]] = []
         self.failing: dict[str, int] = {}
         self.streams: list[int] = []
@@ -169,7 +175,10 @@ class Library:
         self.grids: list[tuple[int, ...]] = []
         self.kernels: list[tuple[LaunchPlan, Matmul | None, Epilogue]] = []
         self.capture = 1
+        self.gpu = gpu
         self._attributes = {75: capability[0], 76: capability[1], 1: 1024, 10: 32, 12: 65536, 97: 232448, 16: 132}
+        self._attributes |= {13: 1_980_000, 36: 3_201_000, 37: 6144}  # clocks in kHz, and the bus in bits
+        self._attributes |= attributes or {}
         self._maps: dict[int, tuple] = {}
         self._lock = threading.Lock()
 
@@ -199,7 +208,7 @@ class Library:
         value._obj.value = self._attributes[number]
 
     def _cuDeviceGetName(self, text: Any, _length: int, _device: Any) -> None:
-        text.value = b"NVIDIA H200"
+        text.value = self.gpu.encode()
 
     def _cuStreamGetCaptureInfo_v2(self, _stream: Any, _status: Any, number: Any, *_optional: None) -> None:
         number._obj.value = self.capture

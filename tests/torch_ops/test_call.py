@@ -678,10 +678,10 @@ def test_the_call_is_timed_as_a_peer(library: Library, layout: str) -> None:
 
 
 def test_a_refused_call_is_a_peer_that_failed(library: Library) -> None:
-    operands = [Tensor.empty((8, 8), "float32") for _ in range(3)]
+    operands = [Tensor.empty((8, 8), "float64") for _ in range(3)]
     for entrant in call_peer.enter(SimpleNamespace(problem=Matmul(8, 8, 8), sets=[tuple(operands)]), H200):
         assert (entrant.status, entrant.run) == ("failed", None)
-        assert "got float32 and float32" in entrant.why
+        assert "got float64 and float64" in entrant.why
 
 
 def test_aligned_rows_are_not_copied(library: Library) -> None:
@@ -723,7 +723,7 @@ REFUSALS: list[tuple[type[Exception], str, Callable[[], Any]]] = [
         r"out has .*\(got \(8, 9\), limit \(8, 8\)",
         lambda: matmul(dense(8, 8), dense(8, 8), out=dense(8, 9)),
     ),
-    (WrongDtype, "got float32 and float32", lambda: matmul(*[dense(8, 8, dtype="float32")] * 2)),
+    (WrongDtype, "got float64 and float64", lambda: matmul(*[dense(8, 8, dtype="float64")] * 2)),
     (WrongDtype, "float16 and bfloat16", lambda: matmul(dense(8, 8), dense(8, 8, dtype="bfloat16"))),
     (WrongDtype, "do not store .got float64", lambda: matmul(*[dense(8, 8)] * 2, out_dtype=tensor_dtype("float64"))),
     (
@@ -873,8 +873,8 @@ def test_no_gpu_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_another_gpu_is_said(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    _use(Library((8, 0)), monkeypatch)
-    with pytest.raises(UnsupportedGpu, match=r"lacks \(got sm_80, limit sm_90\); call torch.matmul"):
+    _use(Library((7, 5)), monkeypatch)
+    with pytest.raises(UnsupportedGpu, match=r"Hopper's \(got sm_75, limit sm_80 or newer\); call torch.matmul"):
         matmul(dense(8, 8), dense(8, 8))
 
 

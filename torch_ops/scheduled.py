@@ -1,0 +1,86 @@
+"""Kernels by the ladder's schedules, as :class:`rules.Contraction` takes them: for GPUs without wgmma, and for float32.
+
+They run on sm_80 and newer. 16-bit operands are multiplied by mma.sync, float32 by ordinary cores, exactly. They reach
+their operands by their addresses: these are contiguous, with rows of any length.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from tensorir_ladder.schedules.cost import Machine, assumed_machine
+from tensorir_ladder.schedules.errors import IllegalWorkload
+from tensorir_ladder.schedules.isa import WGMMA_ARCH
+from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
+from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.torch_ops.few_rows import Streamed, finished_matmul, is_of_vectors, streams
+from tensorir_ladder.torch_ops.problem import Setting
+
+if TYPE_CHECKING:
+    from tvm import tirx
+
+    from tensorir_ladder.kernels.fused_epilogue import Epilogue
+    from tensorir_ladder.relax.rules.contraction import ContractionPlan, Shape
+    from tensorir_ladder.torch_ops.operands import Operands
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """The choice of such a kernel: the shape of its product, and plans, of which the first that can be built is taken.
+
+    The plans are those of the engines of :mod:`relax.rules.contraction`, the fastest by its estimates first.
+    """
+
+    PIPELINE: ClassVar[str] = "s_tir"
+
+    shape: Shape
+    plans: tuple[ContractionPlan, ...]
+
+    def __str__(self) -> str:
+        return str(self.plans[0])
+
+    @classmethod
+    def of(cls, problem: Matmul, batch: int, machine: Machine) -> Scheduled:
+        """Choose for a product, or a batch of them."""
+        from tensorir_ladder.relax.rules.contraction import Shape, plans_of  # here: most calls take other kernels
+
+        sizes = batch, problem.m, problem.n, problem.k
+        moved, by_k = dtype_bytes(problem.out_dtype), problem.layout == "nt"
+        shape = Shape(*sizes, problem.dtype, True, by_k, result_bytes=moved, one_kernel=True)
+        return cls(shape, tuple(plans_of(shape, problem.m, machine)))
+
+    def build(self, problem: Matmul, setting: Setting) -> tirx.PrimFunc:
+        """Schedule and lower the product."""
+        from tensorir_ladder.relax.rules.contraction import first_lowered
+
+        function = finished_matmul(problem, setting)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # more stages than a short reduction fills, which the plans know
+            return first_lowered(function, self.shape, None, self.plans, setting.machine.target).lowered
+
+
+def is_scheduled(dtype: str, machine: Machine) -> bool:
+    """Tell whether the explicit kernels do not multiply such operands on a machine, and schedules do."""
+    return dtype == "float32" or machine.target.attrs["arch"] != WGMMA_ARCH
+
+
+def schedule_for(
+    operands: Operands, finish: Epilogue, any_m: bool, machine: Machine
+) -> tuple[Streamed | Scheduled, Matmul, Setting]:
+    """Choose a kernel for contiguous operands, and say for which product and in which setting it is made.
+
+    It is made for the machine's architecture, so that all GPUs of it share what was built. IllegalWorkload for any_m.
+    """
+    problem, batch, broadcast = operands.exact, operands.batch, operands.broadcast
+    if any_m:
+        raise IllegalWorkload(
+            "kernels for any number of rows are Hopper's, of 16-bit operands",
+            value=f"any_m for {problem.dtype} on {machine.target.attrs['arch']}",
+            limit=f"float16 or bfloat16 on {WGMMA_ARCH}",
+            remedy="do without any_m",
+        )
+    setting = Setting(assumed_machine(machine.target), finish=finish, batch=batch, broadcast=broadcast)
+    streaming = is_of_vectors(problem) or (streams(problem) and not broadcast)
+    return Streamed() if streaming else Scheduled.of(problem, batch, machine), problem, setting
