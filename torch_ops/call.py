@@ -25,11 +25,11 @@ def matmul(
     out_dtype: torch.dtype | None = None,
     any_m: bool = False,
 ) -> torch.Tensor:
-    """Compute ``activation(alpha · a @ b + bias)`` of an (m, k) and a (k, n) tensor on the current GPU, an sm_90.
+    """Compute ``activation(alpha · a @ b + bias)`` of an (m, k) and a (k, n) tensor on the current GPU, sm_80 or newer.
 
     Or of batches of them, whose dimensions before the last two are broadcast as ``torch.matmul`` does, by one launch:
     (b, m, k) by (k, n) is one product of b · m rows (:mod:`torch_ops.batches`). Returns the (m, n) or (…, m, n)
-    product. Both operands are float16 or both bfloat16; sums are float32, rounded once
+    product. Both operands are float16, both bfloat16 or both float32; sums are float32, rounded once
     to ``out_dtype`` (float16, bfloat16 or float32; by default the operands' dtype, or that of ``out``). Rows of ``a``
     are contiguous, and either rows or columns of ``b``, so that ``w.T`` of an (n, k) tensor is multiplied as it lies.
     Rows may be parts of longer ones (a slice of a matrix) where they begin multiples of 16 bytes apart. Contiguous
@@ -42,6 +42,10 @@ def matmul(
     ``bias`` has n elements side by side, of the output's dtype or float32, one for each column. ``activation`` is
     "relu", "gelu" (the exact form, by erf) or "silu". All three are done to the float32 sums before they are rounded;
     factor and activation are written into the kernel, so that each pair of them is a kernel of its own.
+
+    All this is so for 16-bit operands on Hopper. Other GPUs, and float32 on all of them, have kernels by schedules
+    (:mod:`torch_ops.scheduled`): they multiply float32 exactly, not as TF32, take contiguous matrices with rows of any
+    length, to which torch copies slices, and have no ``any_m``. On GPUs other than Hopper's nothing was measured.
 
     With ``any_m`` kernels take any m: there is one for each n, k and tile, four at most, instead of one for each m.
     They are step 12's, with whole tiles, and store 16 bits in rows of multiples of 16 bytes; batches that are not one
@@ -87,6 +91,10 @@ def matmul(
 
 def describe(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None, any_m: bool = False) -> str:
     """Say what :func:`matmul` takes for tensors that lie like these: step, tile, stages, and what each call copies.
+
+    For kernels by schedules it names the engine instead of a step, and says where nothing was measured::
+
+        mma 128x64x64/64x32, 4 stages, not measured on sm_86
 
     Builds and loads the kernel where that has not been done; raises what :func:`matmul` raises.
     """

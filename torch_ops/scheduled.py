@@ -6,6 +6,7 @@ their operands by their addresses: these are contiguous, with rows of any length
 
 from __future__ import annotations
 
+import functools
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -81,6 +82,12 @@ def schedule_for(
             limit=f"float16 or bfloat16 on {WGMMA_ARCH}",
             remedy="do without any_m",
         )
-    setting = Setting(assumed_machine(machine.target), finish=finish, batch=batch, broadcast=broadcast)
+    setting = Setting(_any_of(machine), finish=finish, batch=batch, broadcast=broadcast)
     streaming = is_of_vectors(problem) or (streams(problem) and not broadcast)
     return Streamed() if streaming else Scheduled.of(problem, batch, machine), problem, setting
+
+
+@functools.cache  # one object for all kernels: TVM's targets are equal to themselves alone
+def _any_of(machine: Machine) -> Machine:
+    """Return a machine of the same architecture."""
+    return assumed_machine(machine.target)

@@ -114,6 +114,15 @@ def test_kernels_get_contiguous_matrices(library: Library, name: str) -> None:
     assert describe(a, b, out=out).count(" bytes)") == copied
 
 
+def test_one_kernel_for_all_tensors_of_a_shape(library: Library) -> None:
+    a, b = drawn(0, (33, 64)), drawn(1, (64, 16))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PaddedCopy)
+        for out in (None, drawn(2, (33, 16)), drawn(2, (33, 16), wide=5)):
+            matmul(a, b, out=out)
+    assert (library.count("cuModuleLoadData"), library.count("cuLaunchKernelEx")) == (1, 3)
+
+
 def test_a_call_says_that_nothing_was_measured(library: Library) -> None:
     assert describe(drawn(0, (64, 64)), drawn(1, (64, 64))).endswith("stages, not measured on sm_86")
     assert describe(drawn(0, (4, 64)), drawn(1, (64, 64))).endswith("to registers, not measured on sm_86")
