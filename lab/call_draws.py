@@ -18,14 +18,14 @@ import tvm
 from tensorir_ladder.emulator import EmulatedProgram, KernelFault
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.workers import Tell
-from tensorir_ladder.kernels.codegen.host_code import launch_plan
+from tensorir_ladder.kernels.codegen.host_code import launch_plans
 from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.kernels.codegen.toolchain import CompileError, require_compiler
 from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue
 from tensorir_ladder.lab.draws import Draws, Outcome
 from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
 from tensorir_ladder.torch_ops.batches import Batches
-from tensorir_ladder.torch_ops.launcher import compile_kernel
+from tensorir_ladder.torch_ops.launcher import compile_kernel, with_parameters_of
 from tensorir_ladder.torch_ops.operands import OPERANDS, Form
 from tensorir_ladder.torch_ops.prepared import choose_for
 
@@ -33,6 +33,7 @@ ARCHES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 ON_HOPPER = "sm_90a"  # float32 alone
 SIZES = (1, 2, 5, 8, 9, 12, 16, 17, 31, 33, 48, 63, 64, 65, 100, 128, 130)
 DEPTHS = (1, 3, 7, 8, 16, 24, 33, 63, 64, 65, 96, 100, 127, 128, 200, 257)
+LONG = (1024, 1536, 2048)  # of which few results are cut in parts
 LARGE = (1, 7, 16, 64, 100, 197, 512, 1000, 1024, 2047, 4096)
 UNITS = {"float16": 2**-11, "bfloat16": 2**-8, "float32": 2**-20}
 
@@ -58,6 +59,8 @@ def draw_call(seed: int, number: int, small: bool, arch: str = "") -> DrawnCall:
     arch = arch or choose((*ARCHES, ON_HOPPER))
     dtype = "float32" if arch == ON_HOPPER else choose(OPERANDS)
     m, n, k = choose(SIZES if small else LARGE), choose(SIZES if small else LARGE), choose(DEPTHS if small else LARGE)
+    if small and m * n < 4096 and choose((False, True)):
+        k = choose(LONG)
     out = choose((dtype, "float32"))
     biased = Epilogue(-0.5, "float32", "relu"), Epilogue(bias=out, activation="gelu")
     finish = choose((PLAIN, PLAIN, *biased, Epilogue(activation="silu"), Epilogue(2.0)))
@@ -94,7 +97,12 @@ def emulated_error(drawn: DrawnCall) -> str:
     bias = draw.standard_normal(problem.n).astype(_dtype(drawn.finish.bias or "float32"))
     got = np.full((*batch, problem.m, problem.n), -1, _dtype(problem.out_dtype))
     given = {"A": a, "B": b, "C": got} | ({"bias": bias} if drawn.finish.bias else {})
-    EmulatedProgram("a call", made.cuda, (launch_plan(made),), tuple(given))(*given.values())
+    launches = launch_plans(made)
+    rooms = with_parameters_of(launches[0], launches[1:]).workspaces
+    names = (*given, *(room.buffer for room in rooms))
+    memory = tuple((room.shape, _dtype(room.dtype)) for room in rooms)
+    operands = tuple(name for name in given if name != "C")
+    EmulatedProgram("a call", made.cuda, launches, names, memory, operands=operands)(*given.values())
     sums = drawn.finish.alpha * (a.astype(np.float64) @ columns.astype(np.float64))
     wanted = _activated(sums + (bias.astype(np.float64) if drawn.finish.bias else 0), drawn.finish.activation)
     found = got.astype(np.float64)

@@ -1,6 +1,6 @@
 """Find a kernel that was built before by what it was made for, without making, lowering and compiling it again.
 
-A kernel follows from its choice, its product and their setting: by these it is kept, its launch and its cubin in one
+A kernel follows from its choice, its product and their setting: by these it is kept, its launches and its cubin in one
 file (:mod:`kernels.codegen.kept_builds`).
 """
 
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+
+import msgspec
 
 from tensorir_ladder.kernels.codegen.build_cache import BuildCache
 from tensorir_ladder.kernels.codegen.kept_builds import KeptBuilds, Sources
@@ -22,18 +24,20 @@ from tensorir_ladder.torch_ops.problem import Setting
 SOURCES = Sources(
     Path(__file__).parents[1], ("schedules/**/*.py", "kernels/**/*.py", "relax/rules/*.py", "torch_ops/*.py")
 )
-PLAN_END = b"\n"  # a line of the launch, then the cubin
+PLANS_END = b"\n"  # a line of the launches, then the cubin
 
 Chosen = AnyChoice | Copying  # what makes a kernel
 
 
 def _written(kernel: CompiledKernel) -> bytes:
-    return kernel.plan.to_json() + PLAN_END + kernel.cubin
+    plans = [msgspec.Raw(plan.to_json()) for plan in (kernel.plan, *kernel.behind)]
+    return msgspec.json.encode(plans) + PLANS_END + kernel.cubin
 
 
 def _read(content: bytes) -> CompiledKernel:
-    plan, _, cubin = content.partition(PLAN_END)
-    return CompiledKernel(LaunchPlan.from_json(plan), cubin)
+    plans, _, cubin = content.partition(PLANS_END)
+    plan, *behind = (LaunchPlan.from_json(bytes(each)) for each in msgspec.json.decode(plans, type=list[msgspec.Raw]))
+    return CompiledKernel(plan, cubin, tuple(behind))
 
 
 KERNELS = KeptBuilds(BuildCache("kernels"), ".kernel", SOURCES, _written, _read)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +17,7 @@ import tvm
 from tvm import tirx
 from tvm.target import Target
 
-from tensorir_ladder.kernels.codegen.host_code import launch_plan
+from tensorir_ladder.kernels.codegen.host_code import launch_plans
 from tensorir_ladder.kernels.codegen.launch_plan import (
     GIVEN,
     LaunchPlan,
@@ -42,10 +42,11 @@ CAPTURED_ROOMS = 4  # of one kernel, for captures that may still go on
 
 
 class CompiledKernel(NamedTuple):
-    """A kernel as it is launched, and its cubin."""
+    """A kernel as it is launched, and its cubin; ``behind`` are launches of further kernels in it, in their order."""
 
     plan: LaunchPlan
     cubin: bytes
+    behind: tuple[LaunchPlan, ...] = ()
 
 
 def compile_kernel(
@@ -53,13 +54,13 @@ def compile_kernel(
 ) -> CompiledKernel:
     """Lower a kernel by TVM's passes of that name and compile it, once per CUDA text: cubins are kept on disk.
 
-    Raises UnsupportedLaunch for what :func:`kernels.codegen.host_code.launch_plan` cannot read, CompileError from the
+    Raises UnsupportedLaunch for what :func:`kernels.codegen.host_code.launch_plans` cannot read, CompileError from the
     compiler.
     """
     generated = generate(tvm.IRModule({"main": function}), target, pipeline)
-    plan = launch_plan(generated)
+    plan, *behind = launch_plans(generated)
     cubin = compile_cubin(generated.cuda, str(target.attrs["arch"]), compiler, kernel=plan.kernel)
-    return CompiledKernel(plan, cubin.data)
+    return CompiledKernel(plan, cubin.data, tuple(behind))
 
 
 class Room(NamedTuple):
@@ -83,12 +84,12 @@ class Workspaces:
     """
 
     def __init__(self, buffers: tuple[PlainBuffer, ...], capture_of: Callable[[int], int]) -> None:
-        self._buffers, self._capture_of = buffers, capture_of
+        self.buffers, self._capture_of = buffers, capture_of
         self._by_stream: dict[int, Room] = {}
         self._captured: dict[tuple[int, int], Room] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._buffers)
+        return bool(self.buffers)
 
     def of(self, stream: int, like: torch.Tensor) -> Room:
         """Give room to a launch in torch's current stream, whose address is given, on the GPU of a tensor."""
@@ -112,7 +113,7 @@ class Workspaces:
         import torch
 
         tensors = []
-        for buffer in self._buffers:
+        for buffer in self.buffers:
             make = like.new_zeros if buffer.dtype == FLAGS else like.new_empty
             tensors.append(make((prod(buffer.shape),), dtype=getattr(torch, buffer.dtype)))
         return Room(tuple(tensor.data_ptr() for tensor in tensors), tuple(tensors))
@@ -120,7 +121,10 @@ class Workspaces:
 
 @dataclass(frozen=True)
 class LoadedKernel:
-    """A kernel in a GPU's memory, and its workspaces there; ``label`` names it."""
+    """A kernel in a GPU's memory, and its workspaces there; ``label`` names it.
+
+    ``behind`` are kernels that are launched after it, on the same matrices and workspaces.
+    """
 
     driver: Driver
     device: int
@@ -128,14 +132,29 @@ class LoadedKernel:
     function: ctypes.c_void_p
     workspaces: Workspaces
     label: str = ""
+    behind: tuple[LoadedKernel, ...] = ()
+
+    @property
+    def together(self) -> LaunchPlan:
+        """The plan, with the parameters of what is launched behind it, too."""
+        return with_parameters_of(self.plan, [each.plan for each in self.behind])
+
+
+def with_parameters_of(plan: LaunchPlan, behind: Sequence[LaunchPlan]) -> LaunchPlan:
+    """Return a plan with the parameters of those behind it, each once."""
+    found = [parameter for each in (plan, *behind) for parameter in each.parameters]
+    return replace(plan, parameters=tuple(dict.fromkeys(found))) if behind else plan
 
 
 def load_kernel(kernel: CompiledKernel, driver: Driver, device: int, label: str = "") -> LoadedKernel:
     """Load a kernel on a GPU, for good; raises DriverError."""
     driver.enter(device)
-    function = driver.load(kernel.cubin, kernel.plan)
-    workspaces = Workspaces(kernel.plan.workspaces, driver.capture)
-    return LoadedKernel(driver, device, kernel.plan, function, workspaces, label)
+    workspaces = Workspaces(with_parameters_of(kernel.plan, kernel.behind).workspaces, driver.capture)
+    first, *behind = (
+        LoadedKernel(driver, device, plan, driver.load(kernel.cubin, plan), workspaces, label)
+        for plan in (kernel.plan, *kernel.behind)
+    )
+    return replace(first, behind=tuple(behind))
 
 
 class KeptLaunches:
@@ -194,18 +213,27 @@ class Launcher(KeptLaunches):
     ) -> None:
         rows = matrices["A"].rows
         super().__init__(loaded, loaded.plan.of_rows(rows))
-        self._names = (*matrices, *(buffer.buffer for buffer in loaded.plan.workspaces))
+        self._names = (*matrices, *(buffer.buffer for buffer in loaded.workspaces.buffers))
         self._parameters = _with_matrices(loaded.plan, matrices)
         self._rows, self._check, self.workspaces = rows, check, loaded.workspaces
+        self._behind = [Launcher(each, matrices) for each in loaded.behind]
 
     def _bind(self, stream: int, *addresses: int) -> Callable[[], int]:
         self._check(*addresses)
         by_name = dict(zip(self._names, addresses, strict=True))
-        return self._prepared(stream, [self._value(parameter, by_name) for parameter in self._parameters])
+        first = self._prepared(stream, [self._value(parameter, by_name) for parameter in self._parameters])
+        if not self._behind:
+            return first
+        return functools.partial(_launched, [first, *(each._bind(stream, *addresses) for each in self._behind)])
 
     def _value(self, parameter: Parameter, addresses: Mapping[str, int]) -> Any:
         """Make the value of a parameter, which may be the number of rows."""
         return ctypes.c_int32(self._rows) if isinstance(parameter, RowCount) else super()._value(parameter, addresses)
+
+
+def _launched(launches: Sequence[Callable[[], int]]) -> int:
+    """Launch one after another; return the driver's first status that is no success, or 0."""
+    return next(filter(None, (launch() for launch in launches)), 0)
 
 
 def _with_matrices(plan: LaunchPlan, matrices: Mapping[str, MatrixRows]) -> list[Parameter]:

@@ -47,12 +47,13 @@ class CallProduct:
         self._note_written = torch._C._increment_version  # so that autograd sees what it kept being overwritten
         self._itemsize, self._out_itemsize = dtype_bytes(problem.dtype), dtype_bytes(problem.out_dtype)
         self._operands, self._out, self._dtype = operands, out, dtype
+        plan = kernel.together
         # What a kernel reaches by its address lies as it was made for; else TMA loads it, or a copy.
         self._a, self._b = (
-            readable(matrix, self._itemsize) if kernel.plan.maps(name) else matrix
+            readable(matrix, self._itemsize) if plan.maps(name) else matrix
             for name, matrix in (("A", operands.a), ("B", operands.b))
         )
-        self._result = operands.output(kernel.plan, out)
+        self._result = operands.output(plan, out)
         narrowed = self._result is out and out.columns < problem.n  # stored without TMA
         addresses = {"A": "a", "B": "b", "C": "out"}
         free = at_any_element + "C" * narrowed
@@ -62,9 +63,9 @@ class CallProduct:
         self._extents = operands.a.extent(self._itemsize), operands.b.extent(self._itemsize)
         self._out_extent = out.extent(self._out_itemsize)
         matrices = {"A": self._a, "B": self._b, "C": self._result}
-        self._bias_itemsize = kernel.plan.bias_itemsize
+        self._bias_itemsize = plan.bias_itemsize
         if self._bias_itemsize:
-            self._bias_columns = kernel.plan.columns(BIAS)
+            self._bias_columns = plan.columns(BIAS)
             matrices[BIAS] = MatrixRows(1, self._bias_columns, self._bias_columns * self._bias_itemsize)
         self._launch = Launcher(kernel, matrices, self._check)
         self._keeps, self._label = bool(kernel.workspaces), kernel.label

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 class Scheduled:
     """The choice of such a kernel: the shape of its product, and plans, of which the first that can be built is taken.
 
-    The plans are those of the engines of :mod:`relax.rules.contraction`, the fastest by its estimates first.
+    The plans are those of the engines of :mod:`relax.rules.contraction`, the fastest by its estimates first. A long
+    reduction may be cut in parts, which a second kernel adds up.
     """
 
     PIPELINE: ClassVar[str] = "s_tir"
@@ -49,7 +50,7 @@ class Scheduled:
 
         sizes = batch, problem.m, problem.n, problem.k
         moved, by_k = dtype_bytes(problem.out_dtype), problem.layout == "nt"
-        shape = Shape(*sizes, problem.dtype, True, by_k, result_bytes=moved, one_kernel=True)
+        shape = Shape(*sizes, problem.dtype, True, by_k, result_bytes=moved)
         return cls(shape, tuple(plans_of(shape, problem.m, machine)))
 
     def build(self, problem: Matmul, setting: Setting) -> tirx.PrimFunc:

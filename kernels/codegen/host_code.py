@@ -48,20 +48,30 @@ def launch_plan(generated: Generated) -> LaunchPlan:
 
     Raises
     ------
-    UnsupportedLaunch : for several kernels, parameters that are no matrices, and what :func:`read_launches` refuses.
+    UnsupportedLaunch : for several kernels, and what :func:`launch_plans` refuses.
     """
-    launches = read_launches(generated.host)
+    launches = launch_plans(generated)
     if len(launches) != 1:
         raise UnsupportedLaunch(
             "the function launches several kernels", value=len(launches), limit=1, remedy="launch each by a function"
         )
-    (launch,) = launches
-    for parameter in launch.parameters:
+    return launches[0]
+
+
+def launch_plans(generated: Generated) -> tuple[LaunchPlan, ...]:
+    """Read the launches of a lowered module whose functions launch kernels of matrices, in their order.
+
+    Raises
+    ------
+    UnsupportedLaunch : for parameters that are no matrices, and what :func:`read_launches` refuses.
+    """
+    launches = read_launches(generated.host)
+    for parameter in (parameter for launch in launches for parameter in launch.parameters):
         if isinstance(parameter, (int, Real)):
             raise _no_matrix(parameter)
         if isinstance(parameter, PlainBuffer) and None in parameter.shape:
             raise _at_run_time(parameter.buffer)
-    return replace(launch, overlaps=WAITS_FOR_PREVIOUS in generated.cuda)
+    return tuple(replace(launch, overlaps=WAITS_FOR_PREVIOUS in generated.cuda) for launch in launches)
 
 
 def read_launches(host: tvm.IRModule) -> tuple[LaunchPlan, ...]:

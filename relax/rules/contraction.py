@@ -104,7 +104,6 @@ class Shape:
     first or the second operand is the reduction's. ``computed`` are the operands that are computed before the product,
     and not just moved; ``kept`` those of them that may be kept: of known extents, and not much more than their source.
     ``result_bytes`` are moved for each result: its own, and those of elements that the epilogue reads for it alone.
-    ``one_kernel``: the reduction is not cut in parts, which another kernel would add up.
     """
 
     batch: int | None
@@ -117,7 +116,6 @@ class Shape:
     computed: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()
     result_bytes: int = 2
-    one_kernel: bool = False
 
     @classmethod
     def of(cls, product: Product) -> Shape:
@@ -206,8 +204,7 @@ class Engine:
 
     def _parts(self, shape: Shape, choice: Choice) -> list[int]:
         """List the numbers of parts that a reduction can be cut in, all of the same whole k tiles."""
-        whole = shape.one_kernel or shape.batch != 1
-        if not self.splits or whole or shape.reduction is None or shape.columns is None:
+        if not self.splits or shape.batch != 1 or shape.reduction is None or shape.columns is None:
             return [1]
         k_tiles, rest = divmod(shape.reduction, choice.tile.block_k)
         return [p for p in PARTS if p == 1 or not (rest or k_tiles % p or k_tiles // p < SHORTEST_PART)]

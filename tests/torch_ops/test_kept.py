@@ -31,6 +31,7 @@ MAP = TensorMap("A", "float16", (64, 32), (128,), (64, 32), swizzle=3)
 PARAMETERS = (MAP, PlainBuffer("flags", "int32", (7,)), RowCount(), Real(0.1, "float32"), 3)
 PLAN = LaunchPlan("main_kernel", PARAMETERS, (4, 1, 1), (128, 1, 1), (2, 1, 1), 1024, True)
 CUBIN = b"\x7fELF\n of \n lines"
+BUILT = CompiledKernel(PLAN, CUBIN, (replace(PLAN, kernel="behind"),))
 CHOICE = KernelChoice(KERNELS[12], RoleTile.parse("64x128x64/1x1"), 4)
 PROBLEM, SETTING = Matmul(64, 128, 64, "float16"), Setting(hopper(name="NVIDIA H200"))
 
@@ -49,7 +50,7 @@ def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def compile_kernel(*made_of: Any) -> CompiledKernel:
         made.append(made_of)
-        return CompiledKernel(PLAN, CUBIN)
+        return BUILT
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(build_cache, "_OWN", [])
@@ -64,7 +65,7 @@ def build(
     choice: KernelChoice = CHOICE, problem: Matmul = PROBLEM, setting: Setting = SETTING, version: str = "13.0"
 ) -> None:
     """Ask for a kernel; it is right whatever happened."""
-    assert build_kernel(choice, problem, setting, nvcc(version)) == CompiledKernel(PLAN, CUBIN)
+    assert build_kernel(choice, problem, setting, nvcc(version)) == BUILT
 
 
 def test_a_kernel_is_made_once(builds: list[Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import warnings
 from collections.abc import Iterator
@@ -17,7 +18,8 @@ from tensorir_ladder.emulator import find_host_compiler
 from tensorir_ladder.gpus import cost_rates, estimated_rates
 from tensorir_ladder.harness.commands.build import CALLED, ToBuild, called_machine
 from tensorir_ladder.harness.machines import machine_for
-from tensorir_ladder.kernels.codegen.host_code import launch_plan
+from tensorir_ladder.kernels.codegen.host_code import launch_plans
+from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, MatrixRows, PlainBuffer
 from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue
 from tensorir_ladder.lab.call_draws import ARCHES, DrawnCall, emulated_error
@@ -25,9 +27,9 @@ from tensorir_ladder.schedules.errors import IllegalWorkload
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops import describe, kept, matmul
 from tensorir_ladder.torch_ops import prepared as api
-from tensorir_ladder.torch_ops.driver import Driver
+from tensorir_ladder.torch_ops.driver import Driver, DriverError
 from tensorir_ladder.torch_ops.errors import PaddedCopy, ScatteredRows
-from tensorir_ladder.torch_ops.launcher import CompiledKernel
+from tensorir_ladder.torch_ops.launcher import CompiledKernel, Launcher, load_kernel
 
 EMULATED = pytest.mark.skipif(find_host_compiler() is None, reason="no C++ compiler, which the emulator needs")
 DRAWN = (
@@ -37,6 +39,7 @@ DRAWN = (
     DrawnCall(Matmul(17, 12, 100, "float32", "nn", "float32"), PLAIN, 3, "", "sm_120"),
     DrawnCall(Matmul(5, 64, 63, "float16", "nn", "float16"), Epilogue(activation="silu"), 3, "", "sm_80"),
     DrawnCall(Matmul(1, 9, 1, "float16", "nn", "float16"), Epilogue(2.0), 1, "", "sm_89"),
+    DrawnCall(Matmul(16, 64, 2048, "float16", "nt", "float16"), Epilogue(1.0, "float32", "gelu"), 1, "", "sm_80"),
     DrawnCall(Matmul(9, 10, 40, "bfloat16", "nt", "float32"), PLAIN, 1, "", "sm_100"),
 )
 
@@ -66,7 +69,7 @@ def _forget() -> None:
 def _use(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     def lowered(choice: Any, problem: Matmul, setting: Any, _compiler: Any) -> CompiledKernel:
         function = choice.build(problem, setting)
-        plan = launch_plan(generate(tvm.IRModule({"main": function}), setting.machine.target, choice.PIPELINE))
+        (plan,) = launch_plans(generate(tvm.IRModule({"main": function}), setting.machine.target, choice.PIPELINE))
         return CompiledKernel(plan, library.add(plan, problem, setting.finish))
 
     found = Driver(library)
@@ -112,6 +115,37 @@ def test_kernels_get_contiguous_matrices(library: Library, name: str) -> None:
     assert out is None or got is out
     assert [each.category for each in caught] == [PaddedCopy] * (copied > 0)
     assert describe(a, b, out=out).count(" bytes)") == copied
+
+
+def test_parts_are_added_up_by_a_second_launch() -> None:
+    """Into memory that both launches have; a launch that fails is the last one."""
+    parts = PlainBuffer("parts", "float32", (2, 8, 16))
+    shapes = {"A": (8, 32), "B": (32, 16), "C": (8, 16)}
+    matrix = {name: PlainBuffer(name, "float16", shape) for name, shape in shapes.items()}
+    first = LaunchPlan("multiplying", (matrix["A"], matrix["B"], parts), (2, 1, 1), (32, 1, 1))
+    second = LaunchPlan("adding", (matrix["C"], parts), (1, 1, 1), (32, 1, 1))
+    launched: list[tuple[int, ...]] = []
+
+    class Noting(Library):
+        def _cuModuleGetFunction(self, function: Any, _module: Any, name: bytes) -> None:
+            function._obj.value = len(name)
+
+        def _cuLaunchKernelEx(self, _config: Any, function: Any, parameters: Any, _extra: Any) -> None:
+            launched.append((function.value, *(ctypes.c_void_p.from_address(each).value for each in parameters)))
+
+        def _cuModuleLoadData(self, _module: Any, _cubin: bytes) -> None:
+            pass
+
+    library = Noting()
+    loaded = load_kernel(CompiledKernel(first, b"", (second,)), Driver(library), 0)
+    assert not loaded.together.maps("C")
+    launch = Launcher(loaded, {name: MatrixRows(*each.shape, each.shape[1] * 2) for name, each in matrix.items()})
+    launch(0, 16, 32, 48, 64)
+    assert launched == [(len("multiplying"), 16, 32, 64), (len("adding"), 48, 64)]
+    library.failing["cuLaunchKernelEx"] = 1
+    with pytest.raises(DriverError):
+        launch(0, 16, 32, 48, 64)
+    assert library.count("cuLaunchKernelEx") == 3
 
 
 def test_one_kernel_for_all_tensors_of_a_shape(library: Library) -> None:
