@@ -121,6 +121,19 @@ def test_a_gpu_that_nobody_measured_is_refused(name: str, shapes: Callable[[str]
     assert name in outcome.err
 
 
+def test_an_architecture_elsewhere_is_built_for(
+    built: list[ToBuild], shapes: Callable[[str], Path], command: Command
+) -> None:
+    path = str(shapes("8x8x8\n8x8x8 float32\n"))
+    outcome = command("build", "--shapes", path, "--arch", "sm_86")
+    assert outcome.code == 0
+    assert "RTX 3090 (sm_86, on which nothing was measured)" in " ".join(outcome.out.split())
+    assert {(one.gpu, one.multiprocessors, one.arch) for one in built} == {("NVIDIA GeForce RTX 3090", 82, "sm_86")}
+    refused = command("build", "--shapes", path, "--arch", "sm_75")
+    assert refused.code == 2
+    assert "the call has kernels for sm_80, " in refused.err
+
+
 def transposed(tensor: Tensor) -> Tensor:
     """See a matrix the other way round."""
     return tensor.T
