@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,12 +23,28 @@ from tensorir_ladder.schedules.errors import IllegalWorkload
 from tensorir_ladder.schedules.isa import PTX_TYPES, WGMMA_ROWS, wgmma_element
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 
-# gelu is the exact form by erf, as in schedules.workloads; silu is x · sigmoid(x). All let NaN through.
+# Coefficients of |x|, from its power 0 on: log2 of what the normal distribution has beyond |x|. Fitted on 0 to
+# 5.5 by linear programming, errors weighted by 1 / (1 + 0.3 x²); it falls on behind that. x times the distribution is
+# then off by 4e-7 at most, and by 1.2e-5 of itself. CUDA's erff takes twice as many instructions, which no product
+# hides: on an H200 8192x3072x768 took 83 us with it, and 54 us without an activation.
+BEYOND = (
+    -1.0,
+    -1.1511404514312744,
+    -0.4589337706565857,
+    -0.05320458859205246,
+    0.00791859533637762,
+    -0.0006841222639195621,
+    5.158362910151482e-06,
+    4.834084393223748e-06,
+    -3.176414793415461e-07,
+)
+_POWER = functools.reduce(lambda inner, each: f"({inner}) * t + {each!r}f", BEYOND[-2::-1], f"{BEYOND[-1]!r}f")
+# gelu is the exact form, x times the normal distribution; silu is x · sigmoid(x). All let NaN through.
 ACTIVATIONS: Mapping[str, str] = MappingProxyType(
     {
-        "relu": "x < 0.0f ? 0.0f : x",
-        "gelu": "0.5f * x * (1.0f + erff(x * 0.70710678118654752f))",
-        "silu": "x / (1.0f + expf(-x))",
+        "relu": "return x < 0.0f ? 0.0f : x;",
+        "gelu": f"const float t = fabsf(x), beyond = exp2f({_POWER}); return x * (x < 0.0f ? beyond : 1.0f - beyond);",
+        "silu": "return x / (1.0f + expf(-x));",
     }
 )
 Vectors = Buffer | tuple[Buffer, ...] | None  # what a kernel reads an element of for each column
@@ -39,7 +56,7 @@ __forceinline__ __device__ void round_pair_{ptx}({type}* rounded, float low, flo
       : "=h"(*(unsigned short*)&rounded[0]), "=h"(*(unsigned short*)&rounded[1]) : "f"(low), "f"(high));
 }}
 """
-_ACTIVATE = "\n__forceinline__ __device__ float {name}(float x) {{ return {value}; }}\n"
+_ACTIVATE = "\n__forceinline__ __device__ float {name}(float x) {{ {body} }}\n"
 
 
 @dataclass(frozen=True)
@@ -148,7 +165,7 @@ class Epilogue:
         if added is not None:
             value = value + added
         if self.activation:
-            text = _ACTIVATE.format(name=self.activation, value=ACTIVATIONS[self.activation])
+            text = _ACTIVATE.format(name=self.activation, body=ACTIVATIONS[self.activation])
             value = T.cuda.func_call(self.activation, value, source_code=text, return_type="float32")
         return value
 

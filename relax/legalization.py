@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from tvm import ir, relax, te, tirx
 
+from tensorir_ladder.kernels.fused_epilogue import BEYOND
 from tensorir_ladder.schedules.inspection import is_constant
 from tensorir_ladder.schedules.isa import PTX_TYPES
 
@@ -47,17 +48,11 @@ def _activation(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 
 def _gelu(x: ir.Expr) -> ir.Expr:
-    """Write x times the normal distribution function by one exponential; off by 1.5e-7 |x| at most.
-
-    ``erfc(z) = (a1 t + ... + a5 t^5) exp(-z²)``, ``t = 1 / (1 + p z)``: Abramowitz and Stegun, 7.1.26. CUDA's ``erff``
-    takes more than twice as many instructions, which no product's epilogue hides.
-    """
-    z = tirx.abs(x) * _wide(0.5**0.5)
-    t = _wide(1) / (_wide(1) + _wide(0.3275911) * z)
-    series = _wide(0)
-    for coefficient in (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592):
-        series = (series + _wide(coefficient)) * t
-    beyond = _wide(0.5) * series * tirx.exp(-z * z)  # of the distribution, beyond |x|
+    """Write x times the normal distribution by one exponential (:data:`kernels.fused_epilogue.BEYOND`)."""
+    power = _wide(BEYOND[-1])
+    for coefficient in BEYOND[-2::-1]:
+        power = power * tirx.abs(x) + _wide(coefficient)
+    beyond = tirx.exp2(power)
     return x * tirx.Select(x < _wide(0), beyond, _wide(1) - beyond)
 
 

@@ -19,7 +19,7 @@ from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.kernels.codegen.host_code import launch_plan
 from tensorir_ladder.kernels.codegen.launch_plan import MatrixRows
 from tensorir_ladder.kernels.codegen.lowering import generate
-from tensorir_ladder.kernels.fused_epilogue import ACTIVATIONS, PLAIN, Epilogue
+from tensorir_ladder.kernels.fused_epilogue import ACTIVATIONS, BEYOND, PLAIN, Epilogue
 from tensorir_ladder.kernels.kernel_form import KernelForm
 from tensorir_ladder.kernels.persistent import persistent
 from tensorir_ladder.kernels.stream_k import plan_for
@@ -231,3 +231,18 @@ def test_what_there_is_not_is_refused(given: dict[str, Any], said: str) -> None:
 
 def test_every_activation_has_a_reference() -> None:
     assert set(REFERENCES) == {"", *ACTIVATIONS}
+
+
+def test_gelus_exponential_is_the_normal_distribution() -> None:
+    x = np.concatenate([np.linspace(-12, 12, 20001), [-3e38, -1e4, -60.0, 0.0, 60.0, 3e38, np.inf, np.nan]])
+    x = x.astype("float32")
+    with np.errstate(all="ignore"):
+        power = np.full_like(x, BEYOND[-1])
+        for coefficient in map(np.float32, BEYOND[-2::-1]):
+            power = power * np.abs(x) + coefficient
+        beyond = np.exp2(power)
+        found = (x * np.where(x < 0, beyond, 1 - beyond)).astype("float64")
+    wanted = np.array([each * math.erfc(-each / math.sqrt(2)) / 2 for each in x.astype("float64")])
+    near = np.isclose(found, wanted, rtol=1.5e-5, atol=0, equal_nan=True)
+    assert (near | (np.abs(found - wanted) < 3e-8)).all()
+    assert (np.abs(found - wanted)[np.abs(x) < 12] < 1e-6).all()
