@@ -17,8 +17,8 @@ from tvm.s_tir import Schedule
 
 from tensorir_ladder.schedules.cycles import Planned
 from tensorir_ladder.schedules.isa import PANEL, SHARED_KIB, WGMMA_ROWS, WGMMA_WIDTHS, WIDEST
-from tensorir_ladder.schedules.recipes import multiply_by_warpgroups, multiply_by_warps
-from tensorir_ladder.schedules.tiles import Choice, SwappedWarpgroupTile, TileSet, WarpgroupTile, WarpTile
+from tensorir_ladder.schedules.recipes import WARP_TILES, multiply_by_warpgroups, multiply_by_warps
+from tensorir_ladder.schedules.tiles import Choice, SwappedWarpgroupTile, TileSet, WarpgroupTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.step import HALVES, Config, Variant
 
@@ -36,34 +36,6 @@ def by_warpgroups(problem: Matmul, config: Config, planned: Planned, *, tensoriz
     block = sch.get_sblock("matmul")
     multiply_by_warpgroups(sch, block, config.tile, config.stages, planned, tensorize=tensorize)
     return sch
-
-
-# Threads with 8x8 outputs are the fastest off the squares, with 4x4 for the smallest products: more of them are
-# resident, they have registers for addresses of single elements, and a short reduction ends before the code of 8x16
-# outputs has been fetched. Small blocks with few stages waste least of the last wave, tiles of 32 columns fit few
-# columns, and k tiles of 16 fit short reductions. Chosen by times of 260 drawn shapes on an H200.
-WARP_TILES = TileSet.of(
-    Choice(WarpTile(block=(64, 128, 16), warp=(32, 64), thread=(8, 8)), stages=3),
-    Choice(WarpTile(block=(64, 128, 32), warp=(32, 64), thread=(8, 8)), stages=2),
-    Choice(WarpTile(block=(128, 128, 16), warp=(32, 64), thread=(8, 8)), stages=3),
-    Choice(WarpTile(block=(128, 128, 32), warp=(32, 64), thread=(8, 8)), stages=2),
-    Choice(WarpTile(block=(64, 64, 32), warp=(32, 64), thread=(8, 8), slices=2), stages=2),
-    Choice(WarpTile(block=(64, 64, 32), warp=(32, 64), thread=(8, 8), slices=4), stages=3),
-    Choice(WarpTile(block=(64, 64, 16), warp=(32, 64), thread=(8, 8), slices=2), stages=2),
-    Choice(WarpTile(block=(32, 64, 16), warp=(32, 64), thread=(8, 8), slices=2), stages=2),
-    Choice(WarpTile(block=(32, 128, 32), warp=(32, 64), thread=(8, 8), slices=2), stages=2),
-    Choice(WarpTile(block=(32, 128, 32), warp=(32, 64), thread=(8, 8), slices=4), stages=2),
-    Choice(WarpTile(block=(128, 96, 32), warp=(64, 32), thread=(8, 8), slices=2), stages=2),
-    Choice(WarpTile(block=(32, 64, 32), warp=(32, 64), thread=(8, 8), slices=4), stages=2),
-    Choice(WarpTile(block=(64, 32, 32), warp=(64, 32), thread=(8, 8), slices=4), stages=3),
-    Choice(WarpTile(block=(128, 32, 32), warp=(64, 32), thread=(8, 8), slices=4), stages=2),
-    Choice(WarpTile(block=(128, 32, 32), warp=(64, 32), thread=(8, 8), slices=2), stages=2),
-    Choice(WarpTile(block=(128, 32, 16), warp=(64, 32), thread=(8, 8), slices=2), stages=2),
-    Choice(WarpTile(block=(256, 64, 16), warp=(64, 32), thread=(8, 8)), stages=3),
-    Choice(WarpTile(block=(32, 64, 64), warp=(32, 64), thread=(8, 8), slices=8), stages=3),
-    Choice(WarpTile(block=(16, 32, 64), warp=(16, 32), thread=(4, 4), slices=8), stages=3),
-    formula="warps",
-)
 
 
 # Step 10's tiles, and three more.

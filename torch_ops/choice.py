@@ -18,7 +18,7 @@ from tensorir_ladder.schedules.workloads import MAX_ELEMENTS, Matmul
 from tensorir_ladder.torch_ops.few_rows import Streamed, streams
 from tensorir_ladder.torch_ops.menu import Menu, Sizes, menu_of
 from tensorir_ladder.torch_ops.problem import Conditions, KernelChoice
-from tensorir_ladder.torch_ops.scheduled import Scheduled
+from tensorir_ladder.torch_ops.scheduled import ByWarps, Scheduled
 from tensorir_ladder.torch_ops.shifted import Shifting, fastest_shifting
 from tensorir_ladder.torch_ops.short_reductions import MOST_STEPS, Unaligned, fastest_tile
 from tensorir_ladder.torch_ops.tuned_here import tuned, tuned_here
@@ -27,7 +27,7 @@ ALONE = Conditions()
 KEPT = 4096  # choices
 UNSURE = 1.05  # by which a kernel that shifts rows must be faster: of 106 products 35 were 1.2 times as fast by it
 
-AnyChoice = KernelChoice | Streamed | Unaligned | Shifting | Scheduled  # what multiplies
+AnyChoice = KernelChoice | Streamed | Unaligned | Shifting | Scheduled | ByWarps  # what multiplies
 
 
 def choose(problem: Matmul, machine: Machine, conditions: Conditions = ALONE) -> AnyChoice:

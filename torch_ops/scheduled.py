@@ -1,20 +1,29 @@
-"""Kernels by the ladder's schedules, as :class:`rules.Contraction` takes them: for GPUs without wgmma, and for float32.
+"""Kernels by the ladder's schedules: for GPUs without wgmma, and for float32.
 
-They run on sm_80 and newer. 16-bit operands are multiplied by mma.sync, float32 by ordinary cores, exactly. They reach
-their operands by their addresses: these are contiguous, with rows of any length.
+They run on sm_80 and newer. 16-bit operands are multiplied by mma.sync, as :class:`rules.Contraction` takes them,
+float32 by ordinary cores, exactly, by step 7's form for any shape (:func:`schedules.recipes.multiply_by_warps`). They
+reach their operands by their addresses: these are contiguous, with rows of any length.
 """
 
 from __future__ import annotations
 
 import functools
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
+from tvm.s_tir import Schedule
+
+from tensorir_ladder.gpus import schedule_corrections
 from tensorir_ladder.schedules.cost import Machine, assumed_machine
+from tensorir_ladder.schedules.cycles import Planned
 from tensorir_ladder.schedules.errors import IllegalWorkload
 from tensorir_ladder.schedules.isa import WGMMA_ARCH
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
+from tensorir_ladder.schedules.pipeline import lower_ahead
+from tensorir_ladder.schedules.plans import candidates
+from tensorir_ladder.schedules.recipes import WARP_TILES, multiply_by_warps
+from tensorir_ladder.schedules.tiles import Choice
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.few_rows import Streamed, finished_matmul, is_of_vectors, streams
 from tensorir_ladder.torch_ops.problem import Setting
@@ -63,6 +72,41 @@ class Scheduled:
             return first_lowered(function, self.shape, None, self.plans, setting.machine.target).lowered
 
 
+@dataclass(frozen=True)
+class ByWarps:
+    """The choice of step 7's kernel for float32: a tile with stages, and what goes with it.
+
+    Operands with rows of no whole vectors may be copied by a kernel in front, and parts be added up by one behind.
+    """
+
+    PIPELINE: ClassVar[str] = "s_tir"
+
+    choice: Choice
+    planned: Planned
+
+    def __str__(self) -> str:
+        parts = f", {self.planned.parts} parts" if self.planned.parts > 1 else ""
+        return f"step 7, {self.choice.tile}, {self.choice.stages} stages{parts}"
+
+    @classmethod
+    def of(cls, problem: Matmul, batch: int, machine: Machine) -> ByWarps:
+        """Choose for a product, or a batch of them, which counts as one with all their rows and is not cut in parts."""
+        known = replace(machine, corrections=schedule_corrections(machine.name))
+        found = candidates(WARP_TILES, replace(problem, m=batch * problem.m), known)
+        best = next((each for each in found if each.planned.parts == 1), found[0]) if batch > 1 else found[0]
+        planned = best.planned if batch == 1 else best.planned._replace(parts=1)
+        return cls(best.choice, planned)
+
+    def build(self, problem: Matmul, setting: Setting) -> tirx.PrimFunc:
+        """Schedule and lower the product."""
+        sch, machine = Schedule(finished_matmul(problem, setting)), setting.machine
+        block = sch.get_sblock("matmul")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # more stages than a short reduction fills
+            multiply_by_warps(sch, block, self.choice.tile, self.choice.stages, self.planned, machine)
+        return lower_ahead(sch.mod["main"], machine.target)
+
+
 def is_scheduled(dtype: str, machine: Machine) -> bool:
     """Tell whether the explicit kernels do not multiply such operands on a machine, and schedules do."""
     return dtype == "float32" or machine.target.attrs["arch"] != WGMMA_ARCH
@@ -70,7 +114,7 @@ def is_scheduled(dtype: str, machine: Machine) -> bool:
 
 def schedule_for(
     operands: Operands, finish: Epilogue, any_m: bool, machine: Machine
-) -> tuple[Streamed | Scheduled, Matmul, Setting]:
+) -> tuple[Streamed | Scheduled | ByWarps, Matmul, Setting]:
     """Choose a kernel for contiguous operands, and say for which product and in which setting it is made.
 
     It is made for the machine's architecture, so that all GPUs of it share what was built. IllegalWorkload for any_m.
@@ -85,7 +129,10 @@ def schedule_for(
         )
     setting = Setting(_any_of(machine), finish=finish, batch=batch, broadcast=broadcast)
     streaming = is_of_vectors(problem) or (streams(problem) and not broadcast)
-    return Streamed() if streaming else Scheduled.of(problem, batch, machine), problem, setting
+    if streaming:
+        return Streamed(), problem, setting
+    way = ByWarps if problem.dtype == "float32" else Scheduled
+    return way.of(problem, batch, machine), problem, setting
 
 
 @functools.cache  # one object for all kernels: TVM's targets are equal to themselves alone

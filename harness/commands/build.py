@@ -31,7 +31,7 @@ from tensorir_ladder.torch_ops.kept import KERNELS, Chosen, are_kept, build_kern
 from tensorir_ladder.torch_ops.operands import OPERANDS, Form, Operands, arrange
 from tensorir_ladder.torch_ops.prepared import choose_for, gpu_machine
 from tensorir_ladder.torch_ops.problem import Setting
-from tensorir_ladder.torch_ops.scheduled import Scheduled
+from tensorir_ladder.torch_ops.scheduled import ByWarps, Scheduled
 from tensorir_ladder.torch_ops.shifted import Shifting
 from tensorir_ladder.torch_ops.short_reductions import Unaligned
 
@@ -81,7 +81,7 @@ class ToBuild:
         """All that a call loads: the product's kernel, and the one that copies rows where some are copied."""
         made_for = self.made_for
         choice, operands = made_for[0], self._operands
-        copies = operands.are_copied and not isinstance(choice, Unaligned | Streamed | Scheduled)
+        copies = operands.are_copied and not isinstance(choice, Unaligned | Streamed | Scheduled | ByWarps)
         if isinstance(choice, Shifting):
             copies = choice.copies(operands)
         return [made_for, *([(Copying(), None, Setting(self._machine))] if copies else [])]

@@ -17,6 +17,7 @@ from .streamed_weights import StreamedWeights as StreamedWeights
 from .streamed_weights import WeightsTile as WeightsTile
 from .streamed_weights import operand_loads as operand_loads
 from .streamed_weights import stream_weights as stream_weights
+from .warp_tiling import WARP_TILES as WARP_TILES
 from .warp_tiling import WarpContraction as WarpContraction
 from .warp_tiling import multiply_by_warps as multiply_by_warps
 from .warp_tiling import stage_for_warps as stage_for_warps
