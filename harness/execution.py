@@ -70,7 +70,7 @@ class Backend(Protocol):
 
     def reference(self, problem: Matmul, a: Any, b: Any) -> Any:
         """Compute the product in float64."""
-        return self.float64(a) @ self.float64(b if problem.layout == "nn" else b.T)
+        return self.float64(a) @ self.float64(b if problem.layout == "nn" else b.swapaxes(-1, -2))
 
     def worst_error(self, output: Any, reference: Any) -> float:
         """Find the largest absolute difference; NaN if any element is NaN."""

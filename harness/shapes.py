@@ -3,7 +3,8 @@
 - ``llm``: the four weights of a Llama layer, stored transposed, for 1 to 8192 tokens;
 - ``decode``: the weights of five models, stored transposed, for 1 to 64 tokens;
 - ``random8``: extents from 64 to 8192, multiples of 8; ``random``: any;
-- ``schedules``: like these two (float32: any), by the last step that is a schedule instead of the Python call.
+- ``schedules``: like these two (float32: any), by the last step that is a schedule instead of the Python call;
+- ``batches``: 2 to 128 products, extents from 32 to 4096, compared with ``torch.bmm``; every other one unaligned.
 """
 
 from __future__ import annotations
@@ -16,20 +17,24 @@ from functools import lru_cache, partial
 from types import MappingProxyType
 
 from tensorir_ladder.harness import execution
+from tensorir_ladder.harness.batches import Batch
 from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.built_schedules import build_schedule, load_schedule
 from tensorir_ladder.harness.machines import GpuSpec
+from tensorir_ladder.harness.models.time import compulsory_bytes
 from tensorir_ladder.harness.peers import PeerFailed, call
 from tensorir_ladder.harness.race import RoundPlan
-from tensorir_ladder.harness.records import ShapeRecord, shape_text
+from tensorir_ladder.harness.records import ShapeRecord
 from tensorir_ladder.harness.roofline import product_roofline
 from tensorir_ladder.harness.session import Session
 from tensorir_ladder.harness.verify import IEEE, draw_seeds, verify_launch
 from tensorir_ladder.schedules.isa import PTX_TYPES
-from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
 from tensorir_ladder.steps.choice import choose_step
 
 SMALLEST, LARGEST, WHOLE, MOST_TOKENS = 64, 8192, 8, 8192
+MOST_PRODUCTS, BATCH_EXTENTS = 128, (32, 4096)
+BATCH_FLOPS, BATCH_BYTES = (2e9, 500e9), 1e9  # so that neither launches nor checks take most of the time
 DRAWN = RoundPlan(rounds=9, warmup_ms=30.0, sample_ms=2.0, half_width=0.01, most_rounds=40, budget_ms=300.0)
 # Columns and depth of queries, keys and values as one product, of the output, of gate and up as one, and of down.
 LLAMA_3_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
@@ -42,31 +47,45 @@ WEIGHTS = (*LLAMA_3_8B, *LLAMA_3_70B, *LLAMA_2_13B, *LLAMA_32_1B, *QWEN_25_7B)
 
 @dataclass(frozen=True)
 class Group:
-    """Draw shapes: ``draw(random, dtype)`` gives one product of ``dtypes``.
+    """Draw shapes: ``draw(random, dtype, place)`` gives one product of ``dtypes``, the one at ``place`` of the group.
 
     ``scheduled``: the last step that is a schedule takes them, else the Python call.
     """
 
-    draw: Callable[[random.Random, str], Matmul]
+    draw: Callable[[random.Random, str, int], Matmul]
     dtypes: tuple[str, ...] = tuple(PTX_TYPES)
     scheduled: bool = False
 
 
-def _tokens(draw: random.Random, dtype: str) -> Matmul:
+def _tokens(draw: random.Random, dtype: str, _place: int) -> Matmul:
     return Matmul(_extent(draw, 1, MOST_TOKENS), *draw.choice(LLAMA_3_8B), dtype, "nt")
 
 
-def _few_tokens(draw: random.Random, dtype: str) -> Matmul:
+def _few_tokens(draw: random.Random, dtype: str, _place: int) -> Matmul:
     return Matmul(draw.randint(1, 64), *draw.choice(WEIGHTS), dtype, "nt")
 
 
-def _any(draw: random.Random, dtype: str, whole: int = 1) -> Matmul:
+def _any(draw: random.Random, dtype: str, _place: int, whole: int = 1) -> Matmul:
     m, n, k = (whole * _extent(draw, SMALLEST // whole, LARGEST // whole) for _ in range(3))
     return Matmul(m, n, k, dtype)
 
 
-def _for_schedules(draw: random.Random, dtype: str) -> Matmul:
-    return _any(draw, dtype, 1 if dtype == "float32" else WHOLE)
+def _for_schedules(draw: random.Random, dtype: str, place: int) -> Matmul:
+    return _any(draw, dtype, place, 1 if dtype == "float32" else WHOLE)
+
+
+def _batch(draw: random.Random, dtype: str, place: int) -> Batch:
+    """Draw a batch of bounded work: n and k are multiples of 8 at even places; layouts change every second place."""
+    aligned, layout = place % 2 == 0, LAYOUTS[place // 2 % 2]
+    while True:
+        count = _extent(draw, 2, MOST_PRODUCTS)
+        m, n, k = (_extent(draw, *BATCH_EXTENTS) for _ in range(3))
+        if aligned:
+            n, k = (-(-extent // WHOLE) * WHOLE for extent in (n, k))
+        found = Batch(m, n, k, dtype, layout, batch=count)
+        fits = BATCH_FLOPS[0] <= found.flops <= BATCH_FLOPS[1] and compulsory_bytes(found) < BATCH_BYTES
+        if fits and (aligned or n % WHOLE or k % WHOLE):
+            return found
 
 
 def _extent(draw: random.Random, least: int, most: int) -> int:
@@ -81,6 +100,7 @@ GROUPS: Mapping[str, Group] = MappingProxyType(
         "random": Group(_any),
         "decode": Group(_few_tokens),
         "schedules": Group(_for_schedules, (*PTX_TYPES, "float32"), scheduled=True),
+        "batches": Group(_batch),
     }
 )
 MOST_SHAPES = 1000  # of a group: decode has 64 times 20
@@ -95,15 +115,14 @@ class Drawn:
     problem: Matmul
 
     def __str__(self) -> str:
-        problem = self.problem
-        return f"{self.group} {shape_text((problem.m, problem.n, problem.k))} {problem.layout} {problem.dtype}"
+        return f"{self.group} {self.problem.shape} {self.problem.layout} {self.problem.dtype}"
 
 
 def draw_shapes(group: str, seed: int, count: int, dtype: str) -> list[Drawn]:
     """Draw ``count`` different shapes of a group: the same ones by the same seed, of a smaller count the first."""
     draw, found = random.Random(f"{group} {dtype} {seed}"), dict[Matmul, None]()
     while len(found) < count:
-        found[GROUPS[group].draw(draw, dtype)] = None
+        found[GROUPS[group].draw(draw, dtype, len(found))] = None
     return [Drawn(group, seed, problem) for problem in found]
 
 
@@ -115,7 +134,7 @@ def scheduled_case(problem: Matmul, machine: GpuSpec) -> Case:
 
 
 def measure_shape(session: Session, drawn: Drawn) -> ShapeRecord:
-    """Check what takes a drawn shape, then time it beside both forms of cuBLAS; write nothing.
+    """Check what takes a drawn shape, then time it beside both forms of cuBLAS, or torch.bmm; write nothing.
 
     Raises WrongResult, ImpossibleTime, and what building raises.
     """
@@ -132,11 +151,12 @@ def measure_shape(session: Session, drawn: Drawn) -> ShapeRecord:
             raise PeerFailed(f"{called.name} {drawn}: {called.why}")
         name, run, config = called.name, called.run, called.config
     checked = verify_launch(run, problem, session.backend, f"{name} {drawn}", draw_seeds(session.seed, 1))
-    rounds = arena.race([(name, run), *arena.cublas()], session.plan, beside=(1, 2))
+    baseline = arena.baseline()
+    rounds = arena.race([(name, run), *baseline], session.plan, beside=tuple(range(1, 1 + len(baseline))))
     held_to = session.said(product_roofline(machine, problem, IEEE, arena.from_memory))
     for timing in rounds.timings:
         held_to.check(timing)
-    own, *baseline = rounds.timings
+    own, *theirs = rounds.timings
     return ShapeRecord(
         group=drawn.group,
         seed=drawn.seed,
@@ -148,7 +168,8 @@ def measure_shape(session: Session, drawn: Drawn) -> ShapeRecord:
         contender=name,
         config=config,
         timing=own,
-        baseline=tuple(baseline),
+        baseline=tuple(theirs),
         verification=checked,
+        batch=problem.batch if isinstance(problem, Batch) else 1,
         **session.provenance(kernel, rounds),
     )

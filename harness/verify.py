@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import nan
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from tensorir_ladder.harness.batches import Batch, stored_shapes
 from tensorir_ladder.harness.build import Kernel
 from tensorir_ladder.harness.execution import GUARD_BYTES, Backend, StrayWrite, numpy_dtype
 from tensorir_ladder.harness.records import Verification
@@ -28,6 +29,7 @@ IEEE = "ieee"  # float32 products without TF32; half precision multiplies exactl
 TF32 = "tf32"  # operands rounded to 11 bits, products added in float32
 PARTS = "parts"  # parts of a split k added in the output's dtype, as cuBLAS does: of our own kernels none
 NORMAL, WHOLE, SPECIAL = "normal data", "small whole numbers", "special values"  # what trials are made of
+SEED_OF_B = 1000  # added to the seed of A
 SEEDS = 3  # of normal data; the first also draws the other trials
 # Roundings of a sum of k products, in units of eps · (root sum square of the products + |sum|), each with room for the
 # worst of 10⁹ elements. Measured on an H100 over 4·10⁶ elements, k from 16 to 65536 (eps · root sum square alone):
@@ -53,7 +55,7 @@ CHUNKS_HELD = 12  # at most, of those that are computed from each other
 
 def bytes_to_check(problem: Matmul, itemsize: int) -> int:
     """Count the bytes that a trial of a product takes beside its operands and output, at most."""
-    a, b, c = problem.m * problem.k, problem.k * problem.n, problem.m * problem.n
+    a, b, c = (int(np.prod(shape)) for shape in stored_shapes(problem))
     return itemsize * (a + b) + 8 * (a + 4 * b + 2 * c + CHUNKS_HELD * min(CHUNK, max(a, c)))
 
 
@@ -139,15 +141,17 @@ def _chunks(shape: Sequence[int], columns: int = 1) -> Iterator[slice]:
 
 
 def matmul_trial(problem: Matmul, backend: Backend, seed: int, data: str = NORMAL, math: str = IEEE) -> Trial:
-    """Draw a product's operands and compute what they must give.
+    """Draw the operands of a product, or of each product of a batch, and compute what they must give.
 
     ``data`` is NORMAL; WHOLE, small whole numbers, of which every sum is exact, so that the output must be the sum
     rounded once; or SPECIAL, with NaN, infinities, denormals and tiny rows among normal numbers. ``math``, one of
     IEEE, TF32 and PARTS, says what rounding is allowed.
     """
+    if isinstance(problem, Batch):
+        return _batch_trial(problem, backend, seed, data, math)
     draw = backend.integers if data == WHOLE else backend.normal
     a = draw(seed, (problem.m, problem.k), problem.dtype)
-    b = draw(seed + 1000, problem.b_shape, problem.dtype)
+    b = draw(seed + SEED_OF_B, problem.b_shape, problem.dtype)
     columns = b if problem.layout == "nn" else b.T
     if data == SPECIAL:
         _make_tiny(problem, backend, a, columns, seed)
@@ -156,6 +160,16 @@ def matmul_trial(problem: Matmul, backend: Backend, seed: int, data: str = NORMA
         _make_infinite(problem, backend, a, columns, seed, reference)
         limit = backend.xp.where(backend.xp.isfinite(reference), limit, 0.0)
     return Trial({"A": a, "B": b}, reference, limit, problem.out_dtype, data, 1.0 if data == SPECIAL else nan)
+
+
+def _batch_trial(problem: Batch, backend: Backend, seed: int, data: str, math: str) -> Trial:
+    """Stack the trials of a batch's products, each drawn from a different seed."""
+    seeds = range(seed, seed + 2 * SEED_OF_B * problem.batch, 2 * SEED_OF_B)
+    trials = [matmul_trial(problem.one, backend, each, data, math) for each in seeds]
+    stack = backend.xp.stack
+    operands = {name: stack([trial.operands[name] for trial in trials]) for name in trials[0].operands}
+    reference, limit = (stack([getattr(trial, name) for trial in trials]) for name in ("reference", "limit"))
+    return replace(trials[0], operands=operands, reference=reference, limit=limit)
 
 
 def _expected(problem: Matmul, backend: Backend, a: Any, b: Any, data: str, math: str) -> tuple[Any, Any]:

@@ -101,6 +101,8 @@ def tuned_problems(tuned: TunedConfig) -> Iterator[str]:
 def shape_problems(record: ShapeRecord) -> Iterator[str]:
     """Find what makes the record of a drawn shape no evidence."""
     yield from _method_problems(record)
+    if record.batch == 1:
+        yield from _baseline_problems(record)
     yield from _check_problems(record.verification)
 
 
@@ -176,8 +178,7 @@ def stale(results: Results, paths: Paths) -> Iterator[str]:
 def _step_problems(record: Record, first_step: int) -> Iterator[str]:
     yield from _check_problems(record.verification)
     yield from _tile_problems(record)
-    if len({timing.label for timing in record.baseline}) < 2:
-        yield "cuBLAS was measured in fewer than two forms"
+    yield from _baseline_problems(record)
     for peer in record.peers:
         if (peer.status == "measured") != (peer.timing is not None) or not (peer.timing or peer.why):
             yield f"peer {peer.name} is {peer.status}, with{'' if peer.timing else 'out'} times, why: {peer.why!r}"
@@ -188,6 +189,11 @@ def _step_problems(record: Record, first_step: int) -> Iterator[str]:
     peak = known and known["peak_gflops"].get(f"{record.dtype} {record.math}")
     if peak and record.gflops > peak:
         yield f"{record.gflops:,.0f} GFLOPS is above the GPU's peak of {peak:,.0f}"
+
+
+def _baseline_problems(record: Record | ShapeRecord) -> Iterator[str]:
+    if len({timing.label for timing in record.baseline}) < 2:
+        yield "cuBLAS was measured in fewer than two forms"
 
 
 def _tile_problems(record: Record) -> Iterator[str]:

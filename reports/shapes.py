@@ -79,19 +79,20 @@ def shapes_table(groups: Sequence[ShapeGroup]) -> Table:
         speeds = (f"{own['geomean']:.3f}", f"{own['worst']:.3f}", f"{own['share_at_least_1']:.0%}")
         lines.append((own["gpu"], own["dtype"], own["group"], worst, str(own["seed"]), str(own["count"]), *speeds))
     text = (
-        "Shapes that nobody tuned, drawn by a seed; speed over the faster form of cuBLAS, in the same rounds. Most of "
-        "the call's kernels are launched while the one before them still runs, and so are an H200's schedules; cuBLAS "
-        "launches none so."
+        "Shapes that nobody tuned, drawn by a seed; speed over the faster form of cuBLAS, of batches over torch.bmm on "
+        "the same tensors, in the same rounds. Most of the call's kernels are launched while the one before them still "
+        "runs, and so are an H200's schedules; cuBLAS launches none so."
     )
     return Table("Drawn shapes", header, tuple(lines), text, left=4)
 
 
 def shapes_figure(section: ShapeSection) -> Figure:
-    """Draw the ratio to cuBLAS over arithmetic intensity, a point a shape; the worst that lose are named."""
+    """Draw the ratio to the baseline over arithmetic intensity, a point a shape; the worst that lose are named."""
     records, losers, own = section.group.records, section.group.losers, section.group.summary
-    figure, panels = canvas("Drawn shapes beside cuBLAS", section.title, height=5.6)
+    baseline = records[0].baseline_name
+    figure, panels = canvas(f"Drawn shapes beside {baseline}", section.title, height=5.6)
     (axes,) = panels
-    axes.axhline(1.0, color=CUBLAS, linestyle="--", linewidth=1.4, label="cuBLAS")
+    axes.axhline(1.0, color=CUBLAS, linestyle="--", linewidth=1.4, label=baseline)
     winners = [record for record in records if record.ratio_to_cublas >= 1]
     for some, color, label in ((winners, PALETTE[2], "at least as fast"), (losers, PALETTE[3], "slower")):
         places = [record.intensity for record in some], [record.ratio_to_cublas for record in some]
@@ -102,7 +103,7 @@ def shapes_figure(section: ShapeSection) -> Figure:
     mark(axes.yaxis, RATIOS, "g")
     axes.margins(x=0.12, y=0.1)  # room for names
     axes.set_xlabel("operations for each byte of operands and result (logarithmic)")
-    axes.set_ylabel("speed ÷ cuBLAS's speed, same rounds (logarithmic)")
+    axes.set_ylabel(f"speed ÷ {baseline}'s speed, same rounds (logarithmic)")
     named = " Slower ones are named, the worst first, where a name finds room." if losers else ""
     caption = f"{own['count']} shapes, geometric mean {own['geomean']:.3f}.{named} {rounds_and_days(records)}"
     finish(figure, panels, caption)

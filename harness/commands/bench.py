@@ -140,13 +140,13 @@ def _build_all(drawn: Sequence[Drawn], jobs: int, end: float) -> int:
 
 def _line(one: Drawn, record: ShapeRecord) -> str:
     low, high = record.ratio_interval
-    speed = f"{record.time_ms:.4f} ms, {record.ratio_to_cublas:.3f} ({low:.3f} to {high:.3f}) of cuBLAS"
+    speed = f"{record.time_ms:.4f} ms, {record.ratio_to_cublas:.3f} ({low:.3f} to {high:.3f}) of {record.baseline_name}"
     return f"{one}: {speed}, {record.contender}, {record.config}"
 
 
 def _print_groups(session: Session, wanted: set[tuple[str, int, str]]) -> None:
     """Print a row for each group that was asked for, with all shapes of its that are on disk."""
-    title = "Beside the faster form of cuBLAS, in the same rounds"
+    title = "Beside the faster form of cuBLAS (batches: torch.bmm), in the same rounds"
     headings = ("group", "dtype", "seed", "shapes", "geometric mean", "worst", "its shape", "at least 1")
     table = new_table(title, headings, texts=("group", "dtype", "its shape"))
     for group in shape_groups(load_shapes(session.out)):

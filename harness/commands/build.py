@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tensorir_ladder.harness import execution
+from tensorir_ladder.harness.batches import stored_shapes
 from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.built_schedules import SCHEDULES, build_schedule, find_schedule
 from tensorir_ladder.harness.commands.options import UsageError, add_jobs
@@ -20,15 +21,17 @@ from tensorir_ladder.harness.machines import DEFAULT_ARCH, MACHINES, choosing_ma
 from tensorir_ladder.harness.workers import Lost, Tell, each_in_a_process
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.kernels.codegen.build_cache import cache_folder
+from tensorir_ladder.kernels.codegen.launch_plan import MatrixRows
 from tensorir_ladder.kernels.codegen.toolchain import Compiler
 from tensorir_ladder.kernels.fused_epilogue import PLAIN
 from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
+from tensorir_ladder.torch_ops.batches import Batches
 from tensorir_ladder.torch_ops.choice import AnyChoice
 from tensorir_ladder.torch_ops.copies import Copying
 from tensorir_ladder.torch_ops.few_rows import Streamed
 from tensorir_ladder.torch_ops.kept import KERNELS, Chosen, are_kept, build_kernels
-from tensorir_ladder.torch_ops.operands import OPERANDS, Form, Operands, arrange
+from tensorir_ladder.torch_ops.operands import OPERANDS, Form, Operands
 from tensorir_ladder.torch_ops.prepared import choose_for, gpu_machine
 from tensorir_ladder.torch_ops.problem import Setting
 from tensorir_ladder.torch_ops.scheduled import ByWarps, Scheduled
@@ -56,7 +59,10 @@ class Ahead(Protocol):
 
 @dataclass(frozen=True)
 class ToBuild:
-    """A product of contiguous tensors, and all that its kernel is made for; it can be sent to another process."""
+    """A product of contiguous tensors, or a batch, and all that its kernel is made for.
+
+    It can be sent to another process.
+    """
 
     problem: Matmul
     gpu: str
@@ -74,13 +80,14 @@ class ToBuild:
 
         The product's rows are as TMA takes them, or the operands' own where a kernel reads some of these as they lie.
         """
-        return choose_for(self._operands, PLAIN, False, self._machine)
+        operands, out = self._arranged
+        return choose_for(operands, PLAIN, False, self._machine, out)
 
     @property
     def kernels(self) -> list[tuple[Chosen, Matmul | None, Setting]]:
         """All that a call loads: the product's kernel, and the one that copies rows where some are copied."""
         made_for = self.made_for
-        choice, operands = made_for[0], self._operands
+        choice, (operands, _) = made_for[0], self._arranged
         copies = operands.are_copied and not isinstance(choice, Unaligned | Streamed | Scheduled | ByWarps)
         if isinstance(choice, Shifting):
             copies = choice.copies(operands)
@@ -95,17 +102,20 @@ class ToBuild:
         build_kernels(self.kernels, compiler)
 
     @property
-    def _operands(self) -> Operands:
+    def _arranged(self) -> tuple[Operands, MatrixRows]:
         m, n, k, dtype = self.problem.m, self.problem.n, self.problem.k, self.problem.dtype
+        outer = stored_shapes(self.problem)[0][:-2]
         b_strides = (n, 1) if self.problem.layout == "nn" else (1, k)
-        return arrange(Form("a", (m, k), (k, 1), dtype), Form("b", (k, n), b_strides, dtype), dtype)
+        a = Form("a", (*outer, m, k), (*(m * k for _ in outer), k, 1), dtype)
+        b = Form("b", (*outer, k, n), (*(k * n for _ in outer), *b_strides), dtype)
+        return Batches.of(a, b, None, dtype).arranged()
 
     @property
     def _machine(self) -> Machine:
         return choosing_machine(self.gpu, self.multiprocessors, self.arch)
 
     def __str__(self) -> str:
-        return f"{self.problem.m}x{self.problem.n}x{self.problem.k} {self.problem.layout} {self.problem.dtype}"
+        return f"{self.problem.shape} {self.problem.layout} {self.problem.dtype}"
 
 
 @dataclass(frozen=True)

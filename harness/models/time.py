@@ -5,8 +5,10 @@ First-order physics from a machine's measured rates; no constant is fitted to th
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+from tensorir_ladder.harness.batches import stored_shapes
 from tensorir_ladder.harness.build import Kernel
 from tensorir_ladder.harness.machines import GpuSpec
 from tensorir_ladder.harness.models.rate_files import Rates, rates_of
@@ -139,8 +141,8 @@ def bound(kernel: Kernel, time_ms: float) -> str:
 
 def compulsory_bytes(problem: Matmul) -> int:
     """Count the bytes of both operands once, and of the result once."""
-    operands = (problem.m * problem.k + problem.k * problem.n) * dtype_bytes(problem.dtype)
-    return operands + problem.m * problem.n * dtype_bytes(problem.out_dtype)
+    a, b, c = map(math.prod, stored_shapes(problem))
+    return (a + b) * dtype_bytes(problem.dtype) + c * dtype_bytes(problem.out_dtype)
 
 
 def stream_bound(machine: GpuSpec, bytes_moved: int, flops: int, time_ms: float) -> str:

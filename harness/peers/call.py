@@ -28,11 +28,11 @@ def entrant(arena: Arena, name: str) -> Entrant:
     transposed, any_m = arena.problem.layout == "nt", name == NAMES[1]
 
     def run(a: Any, b: Any, c: Any) -> None:
-        matmul(a, b.T if transposed else b, out=c, any_m=any_m)
+        matmul(a, b.mT if transposed else b, out=c, any_m=any_m)
 
     a, b, c = arena.sets[0]
     try:
-        return Entrant(name, run, describe(a, b.T if transposed else b, out=c, any_m=any_m))
+        return Entrant(name, run, describe(a, b.mT if transposed else b, out=c, any_m=any_m))
     except IllegalSchedule as refused:
         return Entrant(name, None, "", "failed", str(refused))
 

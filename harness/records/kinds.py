@@ -6,6 +6,7 @@ hold one time per round, of one launch.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -116,8 +117,8 @@ class _BesideCublas:
 
     @property
     def gflops(self) -> float:
-        """2·m·n·k operations over the median time, in 10⁹ per second."""
-        return 2 * self.m * self.n * self.k / (self.time_ms * 1e6)
+        """2·m·n·k operations, times the products of a batch, over the median time, in 10⁹ per second."""
+        return 2 * math.prod(self.shape) / (self.time_ms * 1e6)
 
     @property
     def fastest_baseline(self) -> Timing:
@@ -302,6 +303,7 @@ class Record(_OfKernel, _Measured, _BesideCublas):
 class ShapeRecord(_Measured, _BesideCublas):
     """One drawn shape: what takes products by itself, beside both forms of cuBLAS in the same rounds.
 
+    A ``batch`` of more than one product is compared with ``torch.bmm`` on the same tensors instead.
     ``group`` says what the shape is drawn from (:mod:`harness.shapes`), and ``seed`` by which draw. ``contender`` is
     the Python call or a step, ``config`` what it chose for the shape.
     """
@@ -318,14 +320,20 @@ class ShapeRecord(_Measured, _BesideCublas):
     contender: Title
     config: Sentence
     timing: Timing
-    baseline: Annotated[tuple[Timing, ...], msgspec.Meta(min_length=2)]
+    baseline: Some[Timing]
     verification: Verification
     schema: Literal[1] = 1
+    batch: Extent = 1
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """Rows, columns and depth of the product."""
-        return (self.m, self.n, self.k)
+    def shape(self) -> tuple[int, ...]:
+        """Rows, columns and depth of the product; of a batch, its number of products comes first."""
+        return (self.m, self.n, self.k) if self.batch == 1 else (self.batch, self.m, self.n, self.k)
+
+    @property
+    def baseline_name(self) -> str:
+        """Name what its speed is relative to: "cuBLAS", or of a batch "torch.bmm"."""
+        return "cuBLAS" if self.batch == 1 else "torch.bmm"
 
     @property
     def intensity(self) -> float:

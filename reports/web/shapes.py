@@ -134,7 +134,7 @@ def shapes_chart(found: Sequence[Row], gpu: str) -> Markup:
         "cuBLAS's; a dashed line across marks cuBLAS.",
         note="Operations over the bytes that must move at least: A and B read once, C written once. Dotted: where "
         "the GPU's peak arithmetic and its memory's bandwidth balance, for each kind of operands; left of it, memory "
-        "bounds a product.",
+        "bounds a product. A batch is one point, its number of products in front, compared with torch.bmm.",
         picked={"gpu": gpu, "dtype": ANY, "kind": ANY},
         columns={
             "shape": "m × n × k",
@@ -179,7 +179,7 @@ def _what(record: ShapeRecord) -> str:
     return record.config if record.contender == CALL else f"{record.contender}, {record.config}"
 
 
-def _kind(shape: tuple[int, int, int]) -> str:
+def _kind(shape: tuple[int, ...]) -> str:
     if is_size(shape):
         return "squares"
     if any(extent % 8 for extent in shape):

@@ -12,6 +12,7 @@ import pytest
 
 from support.cases import Outcome
 from support.torch_stand_in import Library, Tensor, torch_stand_in
+from tensorir_ladder.harness.batches import Batch, stored_shapes
 from tensorir_ladder.harness.commands import build
 from tensorir_ladder.harness.commands.build import ToBuild, read_shapes
 from tensorir_ladder.harness.commands.options import UsageError
@@ -146,16 +147,18 @@ def recipe(*made_for: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("problem", "b"),
+    ("problem", "b", "copies"),
     [
-        (Matmul(1721, 491, 111, "float16"), Tensor.empty((111, 491), "float16")),
-        (Matmul(40, 95, 319, "float16"), Tensor.empty((319, 95), "float16")),
-        (Matmul(40, 96, 64, "float16", "nt"), transposed(Tensor.empty((96, 64), "float16"))),
-        (Matmul(1, 4096, 520, "bfloat16"), Tensor.empty((520, 4096), "bfloat16")),
+        (Matmul(1721, 491, 111, "float16"), Tensor.empty((111, 491), "float16"), False),
+        (Matmul(40, 95, 319, "float16"), Tensor.empty((319, 95), "float16"), True),
+        (Matmul(40, 96, 64, "float16", "nt"), transposed(Tensor.empty((96, 64), "float16")), False),
+        (Matmul(1, 4096, 520, "bfloat16"), Tensor.empty((520, 4096), "bfloat16"), False),
+        (Batch(300, 500, 700, "float16", batch=16), Tensor.empty((16, 700, 500), "float16"), True),
+        (Batch(197, 96, 319, "float16", batch=64), Tensor.empty((64, 319, 96), "float16"), False),
     ],
 )
 def test_the_call_asks_for_the_kernel_that_is_built_ahead(
-    problem: Matmul, b: Tensor, monkeypatch: pytest.MonkeyPatch
+    problem: Matmul, b: Tensor, copies: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the same recipe, on the GPU that its driver describes."""
     monkeypatch.setitem(sys.modules, "torch", torch_stand_in())
@@ -171,12 +174,12 @@ def test_the_call_asks_for_the_kernel_that_is_built_ahead(
     for cache in (prepared.prepared, prepared._loaded, prepared.gpu_machine):
         cache.cache_clear()
     with pytest.raises(LookupError):
-        call.matmul(Tensor.empty((problem.m, problem.k), problem.dtype), b)
+        call.matmul(Tensor.empty(stored_shapes(problem)[0], problem.dtype), b)
     prepared.gpu_machine.cache_clear()
     ahead = ToBuild(problem, "NVIDIA H200", 132).made_for
     assert asked == [recipe(*ahead, SimpleNamespace(version="13.0"))]
-    odd = problem.k == 319
-    assert [str(choice) for choice, *_ in ToBuild(problem, "NVIDIA H200", 132).kernels[1:]] == ["rows copied"] * odd
+    others = [str(choice) for choice, *_ in ToBuild(problem, "NVIDIA H200", 132).kernels[1:]]
+    assert others == ["rows copied"] * copies
 
 
 @pytest.mark.compiler

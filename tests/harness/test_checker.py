@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from support.cases import make_case
 from tensorir_ladder.harness import verify as checker
+from tensorir_ladder.harness.batches import Batch
 from tensorir_ladder.harness.build import Kernel, lower
 from tensorir_ladder.harness.execution import (
     GUARD_BYTES,
@@ -22,6 +23,7 @@ from tensorir_ladder.harness.execution import (
     run_guarded,
 )
 from tensorir_ladder.harness.verify import (
+    NORMAL,
     SEEDS,
     SPECIAL,
     WHOLE,
@@ -248,6 +250,24 @@ def test_each_seed_has_other_data_and_both_operands_differ() -> None:
     assert len({array.tobytes() for array in seen}) == len(seen)
     assert [is_whole(array) for array in seen] == [False] * 2 * SEEDS + [True] * 2 + [False] * 2
     assert [bool(np.isfinite(array).all()) for array in seen] == [True] * 2 * (SEEDS + 1) + [False] * 2
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+def test_each_product_of_a_batch_has_data_of_its_own_and_special_values(layout: str) -> None:
+    batch = Batch(9, 17, 12, "float16", layout, batch=3)
+    for data in (NORMAL, WHOLE, SPECIAL):
+        trial = matmul_trial(batch, CPU, 0, data)
+        a, b = trial.operands["A"], trial.operands["B"]
+        assert (a.shape, b.shape) == ((3, 9, 12), (3, *batch.b_shape))
+        assert not any(np.array_equal(one[0], one[1]) for one in (a, b))
+        assert np.isnan(trial.reference).any((1, 2)).tolist() == [data == SPECIAL] * 3
+        hold(lambda a, b, c: np.copyto(c, rounded_product(batch, a, b)), trial, CPU)
+
+
+def rounded_product(problem: Matmul, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The product, rounded once."""
+    with np.errstate(invalid="ignore"):
+        return CPU.reference(problem, a, b).astype(numpy_dtype(problem.out_dtype))
 
 
 def test_the_transposed_operand_is_not_mistaken() -> None:

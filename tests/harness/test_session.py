@@ -15,6 +15,7 @@ import pytest
 
 from support.cases import SMALL_TILES, STEPS, Outcome, make_case, redeclare, small_case
 from support.fake_gpu import SHAPE, TIMES, Command, FakeArena, FakeBackend, FakeGpu, interrupted, stop_at
+from tensorir_ladder.harness.batches import Batch
 from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.cublas import Arena
 from tensorir_ladder.harness.machines import GpuSpec, machine_for
@@ -560,18 +561,47 @@ def test_small_problems_do_not_take_millions_of_operand_sets(shape: tuple[int, i
 
         def __init__(self) -> None:
             super().__init__()
-            memory = {"L2_cache_size": 60 * 2**20}
-            self.torch.cuda.current_device = lambda: 0
-            self.torch.cuda.get_device_properties = lambda _device: SimpleNamespace(**memory)
-            self.torch.cuda.mem_get_info = lambda: (2**34, 2**36)
+            give_memory(self)
 
         def normal(self, seed: int, shape: tuple[int, int], dtype: str) -> Any:
             Counting.made += 1
             if Counting.made > 40_000:
                 raise MemoryError("more than 20000 operand sets")
-            return SimpleNamespace(T=SimpleNamespace(contiguous=lambda: None))
+            return SimpleNamespace(mT=SimpleNamespace(contiguous=lambda: None))
 
     assert len(Arena(Matmul(*shape), Counting()).sets) >= 2
+
+
+def give_memory(backend: FakeBackend, l2_bytes: int = 60 * 2**20) -> None:
+    """Let the made-up GPU have an L2 and free memory."""
+    backend.torch.cuda.current_device = lambda: 0
+    backend.torch.cuda.get_device_properties = lambda _device: SimpleNamespace(L2_cache_size=l2_bytes)
+    backend.torch.cuda.mem_get_info = lambda: (2**34, 2**36)
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+def test_a_batch_stands_beside_bmm_of_b_as_it_is_stored(layout: str) -> None:
+    class Stored(np.ndarray):
+        mT = property(lambda self: self.swapaxes(-1, -2))
+
+        def contiguous(self) -> np.ndarray:
+            return self.copy()
+
+    class Batching(FakeBackend):
+        def normal(self, seed: int, shape: tuple[int, ...], dtype: str) -> Any:
+            return super().normal(seed, shape, dtype).view(Stored)
+
+    backend, batch = Batching(), Batch(8, 6, 4, "float32", layout, batch=3)
+    give_memory(backend, 2000)
+    backend.torch.bmm = np.matmul
+    arena = Arena(batch, backend)
+    assert len(arena.sets) == 4, "of 1248 bytes each"
+    ((name, run),) = arena.baseline()
+    assert name == "torch.bmm"
+    for a, b, c in arena.sets:
+        run(a, b, c)
+        assert (a.shape, b.shape, c.shape) == ((3, 8, 4), (3, *batch.b_shape), (3, 8, 6))
+        np.testing.assert_allclose(c, backend.reference(batch, a, b), rtol=1e-5)
 
 
 # The journal

@@ -13,6 +13,7 @@ import pytest
 
 from support.cases import Outcome
 from tensorir_ladder.harness import execution, large_k, roofline, session
+from tensorir_ladder.harness.batches import Batch, stored_shapes
 from tensorir_ladder.harness.build import Kernel
 from tensorir_ladder.harness.execution import LlvmBackend, numpy_dtype
 from tensorir_ladder.harness.machines import machine_for
@@ -91,8 +92,8 @@ class FakeArena:
     def __init__(self, problem: Matmul, backend: FakeBackend, first_seed: int = 0) -> None:
         self.gpu.seeds.append(first_seed)
         self.problem, self.backend = problem, backend
-        a = backend.normal(0, (problem.m, problem.k), problem.dtype)
-        b = backend.normal(1, problem.b_shape, problem.dtype)
+        of_a, of_b, _ = stored_shapes(problem)
+        a, b = backend.normal(0, of_a, problem.dtype), backend.normal(1, of_b, problem.dtype)
         self.sets = [(a, b, backend.reference(problem, a, b).astype(numpy_dtype(problem.out_dtype)))]
 
     def cublas(self, math: str = IEEE) -> tuple[Any, Any]:
@@ -103,6 +104,10 @@ class FakeArena:
                 c[...] = self.backend.reference(self.problem, a, b).astype(c.dtype)
 
         return ("cublas-nn", multiply), ("cublas-nt", multiply)
+
+    def baseline(self) -> tuple[Any, ...]:
+        forms = self.cublas()
+        return (("torch.bmm", forms[0][1]),) if isinstance(self.problem, Batch) else forms
 
     def graph(self, launch: Callable[..., Any]) -> None:
         launch(*self.sets[0])

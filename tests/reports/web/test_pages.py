@@ -133,13 +133,15 @@ def test_texts_of_records_stay_texts(tmp_path: Path, hostile: str) -> None:
     assert tags(tmp_path / "hostile", hostile) == tags(tmp_path / "plain", "text")
 
 
-def drawn(group: str, m: int, ratio: float, seed: int = 1, at: str = "2026-11-22T10:00:00.000+00:00") -> ShapeRecord:
+def drawn(
+    group: str, m: int, ratio: float, seed: int = 1, at: str = "2026-11-22T10:00:00.000+00:00", batch: int = 1
+) -> ShapeRecord:
     like = half(10, 1024)
     own = replace(like.timing, samples_ms=tuple(ms / ratio for ms in like.baseline[0].samples_ms))
     case = {"group": group, "seed": seed, "m": m, "n": 4096, "k": 4096, "layout": "nt", "dtype": "float16"}
     ran = {"contender": "kernels.matmul", "config": "step 13", "timing": own, "baseline": like.baseline}
     known = {name: getattr(like, name) for name in ("source_sha256", "cubin_sha256", "arch", "method", "verification")}
-    return ShapeRecord(**case, **ran, **known, environment=environment(at=at), command="ladder bench")
+    return ShapeRecord(**case, **ran, **known, environment=environment(at=at), command="ladder bench", batch=batch)
 
 
 def test_shapes_that_a_seed_drew_stand_beside_the_ladders(tmp_path: Path) -> None:
@@ -147,14 +149,17 @@ def test_shapes_that_a_seed_drew_stand_beside_the_ladders(tmp_path: Path) -> Non
     later = "2026-11-23T10:00:00.000+00:00"
     for made in (drawn("decode", 7, 0.8), drawn("decode", 9, 1.3, 2, later), drawn("decode", 11, 0.9, 2, later)):
         made.save(tmp_path)
+    drawn("batches", 300, 0.7, batch=16).save(tmp_path)
     found = shapes.drawn_rows(sources_of(tmp_path))
     assert [(row["shape"], row["ratio"], row["kind"]) for row in found] == [
+        ("16×300×4096×4096, B transposed", pytest.approx(0.7), "batches"),
         ("11×4096×4096, B transposed", pytest.approx(0.9), "decode"),
         ("9×4096×4096, B transposed", pytest.approx(1.3), "decode"),
     ]  # of the seed measured last, the worst first
     text = html_of(shapes, tmp_path)
     assert '<option value="decode">' in text
     assert "11x4096x4096 0.90" in text
+    assert "16x300x4096x4096 0.70" in text
 
 
 def test_what_is_usually_advised_is_held_against_every_sweep(tmp_path: Path) -> None:
