@@ -21,9 +21,9 @@ from tensorir_ladder.schedules.errors import IllegalWorkload
 from tensorir_ladder.schedules.isa import WGMMA_ARCH
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.pipeline import lower_ahead
-from tensorir_ladder.schedules.plans import candidates
+from tensorir_ladder.schedules.plans import candidates, choice_cost
 from tensorir_ladder.schedules.recipes import WARP_TILES, multiply_by_warps
-from tensorir_ladder.schedules.tiles import Choice
+from tensorir_ladder.schedules.tiles import Choice, WarpTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.few_rows import Streamed, finished_matmul, is_of_vectors, streams
 from tensorir_ladder.torch_ops.problem import Setting
@@ -72,6 +72,10 @@ class Scheduled:
             return first_lowered(function, self.shape, None, self.plans, setting.machine.target).lowered
 
 
+# Step 7's own tile, which is the fastest of large products of whole tiles.
+WHOLE = Choice(WarpTile(block=(128, 128, 16), warp=(32, 128), thread=(8, 16)), stages=3)
+
+
 @dataclass(frozen=True)
 class ByWarps:
     """The choice of step 7's kernel for float32: a tile with stages, and what goes with it.
@@ -94,8 +98,11 @@ class ByWarps:
         known = replace(machine, corrections=schedule_corrections(machine.name))
         found = candidates(WARP_TILES, replace(problem, m=batch * problem.m), known)
         best = next((each for each in found if each.planned.parts == 1), found[0]) if batch > 1 else found[0]
-        planned = best.planned if batch == 1 else best.planned._replace(parts=1)
-        return cls(best.choice, planned)
+        sizes = zip((problem.m, problem.n, problem.k), WHOLE.tile.block)
+        is_whole = problem.layout == "nn" and not any(size % extent for size, extent in sizes)
+        if is_whole and choice_cost(WARP_TILES, WHOLE, problem, machine) < best.cycles:
+            return cls(WHOLE, Planned())
+        return cls(best.choice, best.planned if batch == 1 else best.planned._replace(parts=1))
 
     def build(self, problem: Matmul, setting: Setting) -> tirx.PrimFunc:
         """Schedule and lower the product."""
