@@ -29,6 +29,7 @@ from tensorir_ladder.kernels.codegen.launch_plan import (
 )
 from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, compile_cubin
+from tensorir_ladder.schedules.pipeline.lowering import PTXAS_OPTIONS
 from tensorir_ladder.torch_ops.driver import Driver, launch_config
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ def compile_kernel(
     """
     generated = generate(tvm.IRModule({"main": function}), target, pipeline)
     plan, *behind = launch_plans(generated)
-    cubin = compile_cubin(generated.cuda, str(target.attrs["arch"]), compiler, kernel=plan.kernel)
+    options = tuple(map(str, (function.attrs or {}).get(PTXAS_OPTIONS, ())))
+    cubin = compile_cubin(generated.cuda, str(target.attrs["arch"]), compiler, options, kernel=plan.kernel)
     return CompiledKernel(plan, cubin.data, tuple(behind))
 
 

@@ -14,7 +14,7 @@ from tensorir_ladder.schedules.isa import MMA_ARCH
 from tensorir_ladder.schedules.loops.early_launch import lower_early_launches, mark_early
 from tensorir_ladder.schedules.loops.quotients import divide_without_carries, divide_without_signs
 from tensorir_ladder.schedules.loops.residency import lower_residency, lower_resident_grids
-from tensorir_ladder.schedules.loops.serpentine import lower_serpentines
+from tensorir_ladder.schedules.loops.serpentine import lower_serpentines, required_ptxas_options
 from tensorir_ladder.schedules.memory.box_stores import lower_box_stores
 from tensorir_ladder.schedules.memory.swizzling import lower_swizzles
 from tensorir_ladder.schedules.memory.workspaces import pass_workspaces
@@ -32,6 +32,7 @@ INSTRUCTIONS: dict[str, type[TensorCoreTile] | type[WarpgroupTile]] = {
     "wgmma.mma_async": WarpgroupTile,
     "mma.sync": TensorCoreTile,
 }
+PTXAS_OPTIONS = "ptxas_options"  # attribute of a function that is lowered ahead: what required_ptxas_options returned
 AWAITED = "async_wait_inflight_count"  # of what TVM makes of a pipeline: an attribute around what waits for copies
 
 
@@ -101,6 +102,9 @@ def lower_ahead(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     runs once more finds nothing left to do. It places all barriers that it sees a reason for: of asynchronous copies it
     sees none any more, so that theirs are placed here, but for those behind waits, which it adds in any case.
 
+    Whoever compiles it gives CUDA's assembler the options that its attribute :data:`PTXAS_OPTIONS` lists, if any: the
+    order of a serpentine walk is lost without them.
+
     A function without blocks in its root block, or without that, is returned as it is: one that is lowered already.
 
     Raises
@@ -135,6 +139,8 @@ def lower_ahead(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     kept = [tirx.AllocBuffer(buffer) for buffer in lowered.params[count:]]
     body = tirx.SeqStmt([*kept, lowered.body]) if kept else lowered.body
     made = tirx.PrimFunc(lowered.params[:count], body, lowered.ret_type, lowered.attrs)
+    if options := required_ptxas_options(function):
+        made = made.with_attr(PTXAS_OPTIONS, list(options))
     return made.with_attr("tirx.is_scheduled", True)  # for dlight, by which relax.build would schedule it again
 
 

@@ -85,6 +85,10 @@ class Tensor:
     def T(self) -> Tensor:
         return Tensor(self.array.T, self.dtype, self._device)
 
+    @property
+    def mT(self) -> Tensor:
+        return Tensor(np.swapaxes(self.array, -2, -1), self.dtype, self._device)
+
     def get_device(self) -> int:
         return self._device
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from tvm.target import Target
 
 from support.torch_stand_in import Library, Tensor, torch_stand_in
 from tensorir_ladder.emulator import find_host_compiler
@@ -21,15 +22,20 @@ from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.kernels.codegen.host_code import launch_plans
 from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, MatrixRows, PlainBuffer
 from tensorir_ladder.kernels.codegen.lowering import generate
+from tensorir_ladder.kernels.codegen.toolchain import Cubin
 from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue
 from tensorir_ladder.lab.call_draws import ARCHES, DrawnCall, emulated_error
+from tensorir_ladder.schedules.cost import assumed_machine
+from tensorir_ladder.schedules.cycles import Planned
 from tensorir_ladder.schedules.errors import IllegalWorkload
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops import describe, kept, matmul
 from tensorir_ladder.torch_ops import prepared as api
 from tensorir_ladder.torch_ops.driver import Driver, DriverError
 from tensorir_ladder.torch_ops.errors import PaddedCopy, ScatteredRows
-from tensorir_ladder.torch_ops.launcher import CompiledKernel, Launcher, load_kernel
+from tensorir_ladder.torch_ops.launcher import CompiledKernel, Launcher, compile_kernel, load_kernel
+from tensorir_ladder.torch_ops.problem import Setting
+from tensorir_ladder.torch_ops.scheduled import WHOLE, ByWarps
 
 EMULATED = pytest.mark.skipif(find_host_compiler() is None, reason="no C++ compiler, which the emulator needs")
 DRAWN = (
@@ -206,3 +212,20 @@ def test_the_driver_knows_the_memory() -> None:
     assert slow == 0.9 * 100 * 1.9 < usual
     assert estimated_rates("sm_87") == estimated_rates("sm_86")
     assert estimated_rates("sm_75") == {}
+
+
+def test_kernels_of_serpentine_walks_are_assembled_in_their_order() -> None:
+    """Without -O1 the assembler moves multiply-adds across rows."""
+    choice = ByWarps(WHOLE, Planned())
+    setting = Setting(assumed_machine(Target({"kind": "cuda", "arch": "sm_90a"})))
+    function = choice.build(Matmul(256, 256, 64, "float32"), setting)
+    asked: list[tuple[str, ...]] = []
+
+    def noting(_source: str, _arch: str, _compiler: object, options: tuple[str, ...], kernel: str) -> Cubin:
+        asked.append(options)
+        return Cubin(b"", 1, 0, 0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tensorir_ladder.torch_ops.launcher.compile_cubin", noting)
+        compile_kernel(function, setting.machine.target, None, choice.PIPELINE)
+    assert asked == [("-O1",)]
