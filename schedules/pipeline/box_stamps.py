@@ -105,7 +105,7 @@ class Marks:
         """Read both clocks at the block's "begin" or "end"."""
         if self.words is None:
             return []
-        places = [self._at(HEADER.index(name)) for name in (f"{end} ns", "multiprocessor")]
+        places = [tirx.address_of(self.words[HEADER.index(name)]) for name in (f"{end} ns", "multiprocessor")]
         source = CALIBRATE + _CALIBRATE_BY_FIRST
         return [tirx.Evaluate(cuda_func_call("calibrate_by_first", *places, self.is_block, source_code=source))]
 
@@ -114,8 +114,5 @@ class Marks:
             return []
         place = EVENTS.index(event) * self.room, number, self.room, tirx.all(self.is_block, only)
         row, source = len(EVENTS) * self.room, STAMP + _STAMP_OF_ROLE
-        words = self._at(len(HEADER))
+        words = tirx.address_of(self.words[len(HEADER)])
         return [tirx.Evaluate(cuda_func_call("stamp_of_role", words, row, multiplies, *place, source_code=source))]
-
-    def _at(self, place: int) -> ir.Expr:
-        return tirx.address_of(self.words[place])

@@ -106,7 +106,8 @@ def separate_all(sch: Schedule, loop: LoopRV) -> bool:
 
 
 def _separate(sch: Schedule, body: LoopBody, shared: Sequence[tirx.Var], by: str) -> tuple[str, ...]:
-    changed, given = list(body_parts(body.loop)[1]), []
+    changed = list(body_parts(body.loop)[1])
+    given: list[tirx.Var] = []
     for buffer in shared:
         for tile in tiles(body, buffer)[not body.outlives(buffer) :]:
             given.append(_like(buffer, f"{buffer.name}_{len(given) + 1}"))
