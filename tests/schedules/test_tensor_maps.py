@@ -66,6 +66,7 @@ RIGHT = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.emulator
 @pytest.mark.filterwarnings("ignore:copied to")
 @pytest.mark.parametrize(("problem", "tile", "stages", "cluster", "parts", "copied"), RIGHT, ids=str)
