@@ -241,9 +241,10 @@ class Lesson:
     # --- what was measured -------------------------------------------------------------------------------------------
     @cached_property
     def lives(self) -> list[Lives]:
-        """The step's timelines, by case."""
+        """The step's timelines, by case: those of its default variant, where there are such."""
         found = lives(self.sources.results, self.number)
-        return [group for group in found if group.first.environment.gpu == self.facts.gpu]
+        here = [group for group in found if group.first.environment.gpu == self.facts.gpu]
+        return [group for group in here if group.first.variant == self.step.default_variant()] or here
 
     def life_chart(self, group: Lives) -> Markup:
         """Draw a case's timelines."""
