@@ -284,7 +284,7 @@ class Lowered:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The roles that leave time stamps, none where nobody asked for any."""
+        """The roles that leave time stamps; empty if the kernel is not stamped."""
         return roles_of(self.mod["main"])
 
     @cached_property

@@ -93,9 +93,9 @@ NOTHING = Job(0, 1, 0, 0, 0, 0)
 
 
 def padding(source: MatrixRows, target: MatrixRows, itemsize: int) -> Job:
-    """Describe the copy of a matrix to longer rows of its own, multiples of 16 bytes; between them is anything.
+    """Describe the copy of a matrix to padded rows, multiples of 16 bytes long; the padding stays undefined.
 
-    Or of a batch, of whose matrices each begins behind the last row of the one before, here and there.
+    Or of a batch whose matrices follow each other without gaps, in the source and in the target.
     """
     width = -(-source.columns * itemsize // (PIECE * UNIT)) * PIECE
     extent = source.extent(itemsize) // UNIT

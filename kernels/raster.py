@@ -9,7 +9,7 @@ ROWS_TOGETHER = 16  # rows of tiles that blocks take side by side, those of a cl
 
 
 def of_batch(tile: Expr, tiles: int, batch: int) -> tuple[Expr, Expr]:
-    """Which product of a batch a tile belongs to, and its number there: the products' ``tiles`` follow each other."""
+    """Return a tile's product within the batch, and its number within that product, which has ``tiles`` of them."""
     return (0, tile) if batch == 1 else (tile // tiles, tile % tiles)
 
 

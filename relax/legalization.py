@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from tvm import ir, relax, te, tirx
 
-from tensorir_ladder.kernels.fused_epilogue import BEYOND
+from tensorir_ladder.kernels.fused_epilogue import gelu
 from tensorir_ladder.schedules.inspection import is_constant
 from tensorir_ladder.schedules.isa import PTX_TYPES
 
@@ -47,15 +47,6 @@ def _activation(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return builder.call_te(computed, x, primfunc_name_hint=name)
 
 
-def _gelu(x: ir.Expr) -> ir.Expr:
-    """Write x times the normal distribution by one exponential (:data:`kernels.fused_epilogue.BEYOND`)."""
-    power = _wide(BEYOND[-1])
-    for coefficient in BEYOND[-2::-1]:
-        power = power * tirx.abs(x) + _wide(coefficient)
-    beyond = tirx.exp2(power)
-    return x * tirx.Select(x < _wide(0), beyond, _wide(1) - beyond)
-
-
 def _gelu_tanh(x: ir.Expr) -> ir.Expr:
     """Write x / (1 + exp(-2 u)), which is x (1 + tanh u) / 2."""
     return x / (_wide(1) + tirx.exp(_wide(-2 * (2 / math.pi) ** 0.5) * (x + _wide(0.044715) * x * x * x)))
@@ -74,7 +65,7 @@ def _wide(number: float) -> ir.Expr:
 
 
 ACTIVATIONS = {
-    "relax.nn.gelu": _gelu,
+    "relax.nn.gelu": gelu,
     "relax.nn.gelu_tanh": _gelu_tanh,
     "relax.nn.silu": _silu,
     "relax.sigmoid": _sigmoid,

@@ -77,7 +77,7 @@ class Batches:
 
     @property
     def copies(self) -> dict[str, tuple[Form, Form]]:
-        """What one batch cannot describe: by its name, how it lies, and how a copy does that a kernel reaches."""
+        """Return the tensors that must be copied first, by name: the form of each, and of its copy."""
         return {
             each.name: (each, self._copy_of(each)) for each in (self.a, self.b, self.out) if self._as_one(each) is None
         }

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from tvm import te, tirx
 
+from tensorir_ladder.kernels.fused_epilogue import gelu
 from tensorir_ladder.schedules.workloads import Matmul, accumulator_dtype
 
 if TYPE_CHECKING:
@@ -85,11 +86,11 @@ def finished_matmul(problem: Matmul, setting: Setting) -> tirx.PrimFunc:
 
 def _activated(x: tirx.PrimExpr, activation: str, dtype: str) -> tirx.PrimExpr:
     """Write what :data:`kernels.fused_epilogue.ACTIVATIONS` has as CUDA: NaN passes through each."""
-    zero, half, one, root = (tirx.const(value, dtype) for value in (0.0, 0.5, 1.0, 0.5**0.5))
+    zero, one = (tirx.const(value, dtype) for value in (0.0, 1.0))
     if activation == "relu":
         return tirx.Select(x < zero, zero, x)
     if activation == "gelu":
-        return half * x * (one + te.erf(x * root))
+        return gelu(x)
     if activation == "silu":
         return x / (one + te.exp(-x))
     return x

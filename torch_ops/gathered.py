@@ -1,4 +1,4 @@
-"""Run a product of matrices or batches that its kernel does not reach: torch copies them to ones that it does."""
+"""Run a product whose kernel cannot read its tensors in place: torch copies them first."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class Gathered:
     """``product(a, b, out, bias)``, as :class:`.product.CallProduct`, by way of copies.
 
-    ``copies`` say of "a", "b" or "out" how it lies and how its copy does; ``product`` is that of the copies, and makes
-    an output of its own where that is copied.
+    ``copies`` give the forms of "a", "b" or "out" and of their copies. ``product`` multiplies the copies, and allocates
+    the output if that is one of them.
     """
 
     def __init__(self, product: CallProduct, copies: Mapping[str, tuple[Form, Form]]) -> None:

@@ -56,7 +56,7 @@ def keep_resident(sch: Schedule, loop: LoopRV, blocks: int) -> None:
 
 
 def stay_resident(sch: Schedule, grid_loop: LoopRV, blocks: int) -> None:
-    """Let ``blocks`` blocks do the work of all of a grid's, one piece after the other ("persistent" blocks).
+    """Make blocks persistent: ``blocks`` of them process all tiles of a grid, one after the other.
 
     ::
 
@@ -66,13 +66,15 @@ def stay_resident(sch: Schedule, grid_loop: LoopRV, blocks: int) -> None:
                      ...                                                     # of tile piece * 132 + block
                      barrier
 
-    ``grid_loop`` is any schedule's loop over blockIdx.x, of any extent; ``blocks`` should be as many as the GPU runs at
-    once, so that none waits for another to end. Nothing changes before the function is lowered
-    (:func:`lower_resident_grids`), and results are bit for bit the same. Each block begins a ring of copies anew with
-    each piece. Boxes that a warp brings by itself (:func:`schedules.pipeline.bring_by_own_warp`) go on instead, into
-    the next piece: its first tiles arrive while the others store. For that a ring's stages and what
-    :func:`schedules.memory.store_by_tma` collects have shared memory each, so that fewer stages fit. On an H200 step 12
-    was 1.02 times as fast by it at 4096³, and 1.13 times at 8192x8192x512 (128x256x64, 3 stages instead of 4).
+    ``grid_loop`` is any schedule's loop over blockIdx.x, of any extent. ``blocks`` should be the number that the GPU
+    runs at once. Nothing changes before the function is lowered (:func:`lower_resident_grids`), and results are bit for
+    bit the same.
+
+    A pipeline of copies by cp.async starts again with each piece. A TMA ring with a producer warp
+    (:func:`schedules.pipeline.bring_by_own_warp`) does not: it loads the next piece's first tiles while the other warps
+    store results. The ring and the results of :func:`schedules.memory.store_by_tma` then need separate shared memory,
+    so fewer stages fit. On an H200 this made step 12 1.02 times as fast at 4096³ and 1.13 times as fast at
+    8192x8192x512 (128x256x64, 3 stages instead of 4).
 
     Raises
     ------

@@ -185,15 +185,15 @@ class _Box:
 
 
 def bound_waits(sch: Schedule, loop: LoopRV, seconds: int = SECONDS) -> None:
-    """Let each wait at an mbarrier of a ring of boxes end after so many ``seconds``, with a message and a trap.
+    """Make each wait at an mbarrier of a TMA ring print a message and trap after ``seconds``.
 
     ::
 
         before   wait at full[k % stages]
         after    wait at full[k % stages];  after 2 s: print block, thread, role, barrier and phase, and trap
 
-    For a kernel that hangs: the message says who waits for what. ``loop`` is one that is pipelined, whose copies are by
-    TMA; each warp waits in a loop that reads a clock, which takes time. Nothing changes before the function is lowered.
+    For debugging a kernel that hangs. ``loop`` is a pipelined loop whose copies are by TMA. Waiting warps read a clock,
+    which makes the kernel slower. Nothing changes before the function is lowered.
 
     Raises
     ------
@@ -372,13 +372,13 @@ class _Kernel:
 
     @property
     def is_last(self) -> ir.Expr:
-        """Whether it is the last time that a block goes through the ring."""
+        """True in a block's last pass through the ring."""
         ends = [loop.loop_var - loop.min == loop.extent - 1 for loop in self.around]
         return functools.reduce(tirx.all, ends, tirx.const(True, "bool"))
 
     @property
     def run(self) -> ir.Expr:
-        """Which of these times it is."""
+        """The number of a block's pass through the ring, from 0."""
         number = tirx.const(0, "int32")
         for loop in self.around:
             number = number * loop.extent + (loop.loop_var - loop.min)

@@ -1,7 +1,7 @@
-"""Time stamps of a scheduled ring of boxes: when its roles wait, load, multiply and store, left behind the result.
+"""Time stamps of a scheduled TMA ring: when its roles wait, load, multiply and store, as a further output.
 
-What :mod:`kernels.stamps` is to explicit kernels. Lowering knows each of these moments, since it writes them: one that
-asks for boxes ("loads", or "producer" where that is a warp of its own), and each warpgroup that multiplies.
+:mod:`kernels.stamps` does the same for explicit kernels. The roles are the thread that issues TMA loads ("loads", or
+"producer" if a separate warp does), and each warpgroup that multiplies.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Marks:
         return cls(function.params[-1], block == number, room)
 
     def loading(self, event: str, number: ir.Expr) -> list[tirx.Stmt]:
-        """Stamp an event of the one thread that asks for boxes, which executes this alone."""
+        """Stamp an event of the thread that issues TMA loads, the only one that executes this."""
         return self._stamp(False, event, number, True)
 
     def group(self, event: str, number: ir.Expr, only: ir.Expr | bool = True) -> list[tirx.Stmt]:
