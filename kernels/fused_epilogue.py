@@ -23,9 +23,9 @@ from tensorir_ladder.schedules.errors import IllegalWorkload
 from tensorir_ladder.schedules.isa import PTX_TYPES, WGMMA_ROWS, wgmma_element
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 
-# Polynomial in |x|, constant term first: log2 of the normal distribution's tail beyond |x|. Fitted on [0, 5.5] by linear
-# programming with weight 1 / (1 + 0.3 x²); decreases for all larger |x|. The error of gelu is at most 4e-7, and 1.2e-5
-# relative. It takes about half the instructions of CUDA's erff.
+# Polynomial in |x|, constant term first: log2 of the normal distribution's tail beyond |x|. Fitted on [0, 5.5] by
+# linear programming with weight 1 / (1 + 0.3 x²); decreases for all larger |x|. The error of gelu is at most 4e-7, and
+# 1.2e-5 relative. It takes about half the instructions of CUDA's erff.
 BEYOND = (
     -1.0,
     -1.1511404514312744,
